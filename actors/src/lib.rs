@@ -1,0 +1,1 @@
+//! A dataflow runtime of device actors.

@@ -1,0 +1,3 @@
+//! The `brigade` program.
+
+fn main() {}

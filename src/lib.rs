@@ -1,0 +1,7 @@
+//! An actor-based dataflow runtime for machine-learning inference.
+//!
+//! A graph is cut into per-device *segments*; each segment becomes a *device actor* that owns
+//! its compiled graph; actors are joined by bounded channels that carry *boundary tensors*, so
+//! that *micro-batches* stream through all devices at once.
+
+pub mod kernels;
