@@ -4,4 +4,10 @@
 //! its compiled graph; actors are joined by bounded channels that carry *boundary tensors*, so
 //! that *micro-batches* stream through all devices at once.
 
+pub mod error;
+pub mod graph;
 pub mod kernels;
+pub mod tensor;
+
+pub use error::{Error, ErrorKind, Result};
+pub use tensor::{DType, Shape, Tensor, Value};

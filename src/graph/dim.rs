@@ -1,0 +1,374 @@
+//! Symbolic extents: integer polynomials over named symbols, with floor division, minimum and
+//! maximum as further atoms, kept in a normal form so that equal expressions compare equal.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Something that is not a number: a symbol or an expression that does not expand.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+enum Atom {
+    Symbol(String),
+    FloorDiv(Box<Dim>, Box<Dim>),
+    Max(Box<Dim>, Box<Dim>),
+    Min(Box<Dim>, Box<Dim>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+struct Term {
+    factors: Vec<Atom>,
+    coefficient: i64,
+}
+
+/// A symbolic whole number, such as `N`, `4` or `(W + 1)/2`.
+///
+/// Coefficients saturate at the ends of `i64`.
+///
+/// ```
+/// use brigade::graph::Dim;
+/// let n = Dim::symbol("N");
+/// let twice = n.clone() * Dim::fixed(6) / Dim::fixed(3);
+/// assert_eq!(twice, n.clone() + n.clone());
+/// assert_eq!(twice.to_string(), "2*N");
+/// assert_eq!(twice.evaluate(&|s| (s == "N").then_some(5)), Some(10));
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Dim(Vec<Term>);
+
+impl Dim {
+    /// A known number.
+    pub fn fixed(value: i64) -> Self {
+        Self::from_terms([(Vec::new(), value)])
+    }
+
+    /// A known extent.
+    pub fn of(value: usize) -> Self {
+        Self::fixed(i64::try_from(value).unwrap_or(i64::MAX))
+    }
+
+    /// A symbol.
+    pub fn symbol(name: impl Into<String>) -> Self {
+        Self(vec![Term { factors: vec![Atom::Symbol(name.into())], coefficient: 1 }])
+    }
+
+    fn from_terms(terms: impl IntoIterator<Item = (Vec<Atom>, i64)>) -> Self {
+        let mut sum: BTreeMap<Vec<Atom>, i64> = BTreeMap::new();
+        for (factors, coefficient) in terms {
+            let c = sum.entry(factors).or_insert(0);
+            *c = c.saturating_add(coefficient);
+        }
+        Self(
+            sum.into_iter()
+                .filter(|(_, c)| *c != 0)
+                .map(|(factors, coefficient)| Term { factors, coefficient })
+                .collect(),
+        )
+    }
+
+    fn atom(atom: Atom) -> Self {
+        Self(vec![Term { factors: vec![atom], coefficient: 1 }])
+    }
+
+    /// The number, if it is known.
+    pub fn as_fixed(&self) -> Option<i64> {
+        match self.0.as_slice() {
+            [] => Some(0),
+            [Term { factors, coefficient }] if factors.is_empty() => Some(*coefficient),
+            _ => None,
+        }
+    }
+
+    /// The extent, if it is known and not negative.
+    pub fn as_extent(&self) -> Option<usize> {
+        self.as_fixed().and_then(|v| usize::try_from(v).ok())
+    }
+
+    /// The symbol's name, if it is nothing but one.
+    pub fn as_symbol(&self) -> Option<&str> {
+        match self.0.as_slice() {
+            [Term { factors, coefficient: 1 }] => match factors.as_slice() {
+                [Atom::Symbol(name)] => Some(name),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Calls `visit` with each symbol in it.
+    pub fn visit_symbols(&self, visit: &mut dyn FnMut(&str)) {
+        for atom in self.0.iter().flat_map(|t| &t.factors) {
+            match atom {
+                Atom::Symbol(name) => visit(name),
+                Atom::FloorDiv(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => {
+                    a.visit_symbols(visit);
+                    b.visit_symbols(visit);
+                }
+            }
+        }
+    }
+
+    /// Whether the symbol occurs in it.
+    pub fn contains(&self, symbol: &str) -> bool {
+        let mut found = false;
+        self.visit_symbols(&mut |s| found |= s == symbol);
+        found
+    }
+
+    /// The number, given the value of each symbol; `None` if a symbol has none, on overflow or on
+    /// division by zero.
+    pub fn evaluate(&self, value: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
+        let mut sum = 0i64;
+        for term in &self.0 {
+            let mut product = term.coefficient;
+            for atom in &term.factors {
+                let v = match atom {
+                    Atom::Symbol(name) => value(name)?,
+                    Atom::FloorDiv(a, b) => {
+                        let (a, b) = (a.evaluate(value)?, b.evaluate(value)?);
+                        if b == 0 {
+                            return None;
+                        }
+                        a.checked_div_euclid(b)?
+                    }
+                    Atom::Max(a, b) => a.evaluate(value)?.max(b.evaluate(value)?),
+                    Atom::Min(a, b) => a.evaluate(value)?.min(b.evaluate(value)?),
+                };
+                product = product.checked_mul(v)?;
+            }
+            sum = sum.checked_add(product)?;
+        }
+        Some(sum)
+    }
+
+    /// The expression with some symbols replaced.
+    #[must_use]
+    pub fn substitute(&self, replace: &dyn Fn(&str) -> Option<Self>) -> Self {
+        let mut sum = Self::default();
+        for term in &self.0 {
+            let mut product = Self::fixed(term.coefficient);
+            for atom in &term.factors {
+                let v = match atom {
+                    Atom::Symbol(name) => {
+                        replace(name).unwrap_or_else(|| Self::symbol(name.clone()))
+                    }
+                    Atom::FloorDiv(a, b) => a.substitute(replace).floor_div(&b.substitute(replace)),
+                    Atom::Max(a, b) => a.substitute(replace).larger(&b.substitute(replace)),
+                    Atom::Min(a, b) => a.substitute(replace).smaller(&b.substitute(replace)),
+                };
+                product = product * v;
+            }
+            sum = sum + product;
+        }
+        sum
+    }
+
+    /// The quotient, if `divisor` is a single non-zero term that divides every term.
+    pub fn exact_div(&self, divisor: &Self) -> Option<Self> {
+        let [d] = divisor.0.as_slice() else { return None };
+        let mut out = Vec::new();
+        for term in &self.0 {
+            if term.coefficient.checked_rem(d.coefficient) != Some(0) {
+                return None;
+            }
+            let mut factors = term.factors.clone();
+            for f in &d.factors {
+                let at = factors.iter().position(|x| x == f)?;
+                factors.remove(at);
+            }
+            out.push((factors, term.coefficient / d.coefficient));
+        }
+        Some(Self::from_terms(out))
+    }
+
+    /// Division rounded towards negative infinity (for a positive divisor).
+    #[must_use]
+    pub fn floor_div(&self, divisor: &Self) -> Self {
+        if let Some(exact) = self.exact_div(divisor) {
+            return exact;
+        }
+        if let Some(k) = divisor.as_fixed().filter(|k| *k > 0) {
+            // floor((k*q + r) / k) = q + floor(r / k)
+            let (mut whole, mut rest) = (Vec::new(), Vec::new());
+            for t in &self.0 {
+                if t.factors.is_empty() {
+                    whole.push((Vec::new(), t.coefficient.div_euclid(k)));
+                    rest.push((Vec::new(), t.coefficient.rem_euclid(k)));
+                } else if t.coefficient % k == 0 {
+                    whole.push((t.factors.clone(), t.coefficient / k));
+                } else {
+                    rest.push((t.factors.clone(), t.coefficient));
+                }
+            }
+            let (whole, rest) = (Self::from_terms(whole), Self::from_terms(rest));
+            return match rest.as_fixed() {
+                Some(r) => whole + Self::fixed(r.div_euclid(k)),
+                None => {
+                    whole + Self::atom(Atom::FloorDiv(Box::new(rest), Box::new(divisor.clone())))
+                }
+            };
+        }
+        Self::atom(Atom::FloorDiv(Box::new(self.clone()), Box::new(divisor.clone())))
+    }
+
+    /// Division rounded up, for a known positive divisor.
+    #[must_use]
+    pub fn ceil_div(&self, divisor: i64) -> Self {
+        (self.clone() + Self::fixed(divisor.max(1) - 1)).floor_div(&Self::fixed(divisor.max(1)))
+    }
+
+    /// The larger of two.
+    #[must_use]
+    pub fn larger(&self, other: &Self) -> Self {
+        match (self.clone() - other.clone()).as_fixed() {
+            Some(d) if d >= 0 => self.clone(),
+            Some(_) => other.clone(),
+            None => Self::atom(Atom::Max(Box::new(self.clone()), Box::new(other.clone()))),
+        }
+    }
+
+    /// The smaller of two.
+    #[must_use]
+    pub fn smaller(&self, other: &Self) -> Self {
+        match (self.clone() - other.clone()).as_fixed() {
+            Some(d) if d <= 0 => self.clone(),
+            Some(_) => other.clone(),
+            None => Self::atom(Atom::Min(Box::new(self.clone()), Box::new(other.clone()))),
+        }
+    }
+
+    /// The product of several extents.
+    pub fn product<'a>(dims: impl IntoIterator<Item = &'a Self>) -> Self {
+        dims.into_iter().fold(Self::fixed(1), |a, d| a * d.clone())
+    }
+}
+
+impl std::ops::Add for Dim {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self::from_terms(self.0.into_iter().chain(other.0).map(|t| (t.factors, t.coefficient)))
+    }
+}
+
+impl std::ops::Sub for Dim {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        self + Self::fixed(-1) * other
+    }
+}
+
+impl std::ops::Mul for Dim {
+    type Output = Self;
+    fn mul(self, other: Self) -> Self {
+        let mut terms = Vec::with_capacity(self.0.len() * other.0.len());
+        for a in &self.0 {
+            for b in &other.0 {
+                let mut factors: Vec<Atom> = a.factors.iter().chain(&b.factors).cloned().collect();
+                factors.sort();
+                terms.push((factors, a.coefficient.saturating_mul(b.coefficient)));
+            }
+        }
+        Self::from_terms(terms)
+    }
+}
+
+impl std::ops::Div for Dim {
+    type Output = Self;
+    /// [`Dim::floor_div`].
+    fn div(self, other: Self) -> Self {
+        self.floor_div(&other)
+    }
+}
+
+impl From<usize> for Dim {
+    fn from(value: usize) -> Self {
+        Self::of(value)
+    }
+}
+
+impl fmt::Display for Atom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symbol(name) => f.write_str(name),
+            Self::FloorDiv(a, b) => write!(f, "floor(({a})/({b}))"),
+            Self::Max(a, b) => write!(f, "max({a}, {b})"),
+            Self::Min(a, b) => write!(f, "min({a}, {b})"),
+        }
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("0");
+        }
+        // Constants sort first; they read better last.
+        let ordered = self.0.iter().filter(|t| !t.factors.is_empty());
+        let ordered = ordered.chain(self.0.iter().filter(|t| t.factors.is_empty()));
+        for (i, t) in ordered.enumerate() {
+            let c = t.coefficient;
+            match (i, c < 0) {
+                (0, true) => f.write_str("-")?,
+                (0, false) => {}
+                (_, true) => f.write_str(" - ")?,
+                (_, false) => f.write_str(" + ")?,
+            }
+            let names: Vec<String> = t.factors.iter().map(Atom::to_string).collect();
+            match (c.unsigned_abs(), names.is_empty()) {
+                (n, true) => write!(f, "{n}")?,
+                (1, false) => f.write_str(&names.join("*"))?,
+                (n, false) => write!(f, "{n}*{}", names.join("*"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(name: &str) -> Dim {
+        Dim::symbol(name)
+    }
+
+    #[test]
+    fn normal_forms_are_equal() {
+        let (a, b) = (s("a"), s("b"));
+        assert_eq!(
+            (a.clone() + b.clone()) * (a.clone() - b.clone()),
+            a.clone() * a.clone() - b.clone() * b.clone()
+        );
+        assert_eq!((a.clone() - a.clone()).as_fixed(), Some(0));
+        assert_eq!(
+            (a.clone() * b.clone() * Dim::fixed(12)).exact_div(&(b * Dim::fixed(4))),
+            Some(a * Dim::fixed(3))
+        );
+    }
+
+    #[test]
+    fn division_pulls_out_whole_parts() {
+        let w = s("W");
+        // A stride-2 convolution over 2*W: floor((2W - 1)/2) + 1 = W.
+        let out = (w.clone() * Dim::fixed(2) - Dim::fixed(1)) / Dim::fixed(2) + Dim::fixed(1);
+        assert_eq!(out, w);
+        let odd = (w.clone() - Dim::fixed(1)) / Dim::fixed(2) + Dim::fixed(1);
+        assert_eq!(odd.evaluate(&|_| Some(7)), Some(4));
+        assert_eq!(odd.evaluate(&|_| Some(8)), Some(4));
+        assert_eq!(odd.substitute(&|_| Some(Dim::fixed(9))), Dim::fixed(5));
+    }
+
+    #[test]
+    fn extremes_do_not_panic() {
+        let big = Dim::fixed(i64::MAX);
+        assert!((big.clone() * big.clone() + big).as_fixed().is_some());
+        assert_eq!(Dim::fixed(1).floor_div(&Dim::fixed(0)).evaluate(&|_| None), None);
+        assert_eq!(Dim::fixed(i64::MIN).exact_div(&Dim::fixed(-1)), None);
+    }
+}

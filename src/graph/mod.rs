@@ -1,0 +1,14 @@
+//! The graph: nodes, values, facts and symbolic extents. Data only; what an operator means is in
+//! [`ops`](crate::ops).
+
+mod dim;
+mod dot;
+mod fact;
+mod model;
+mod node;
+mod validate;
+
+pub use dim::Dim;
+pub use fact::Fact;
+pub use model::{Graph, NodeId, ValueId, ValueInfo};
+pub use node::{Attribute, Node};

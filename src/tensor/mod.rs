@@ -1,0 +1,23 @@
+//! Bytes with a dtype and a shape.
+//!
+//! A [`Tensor`] is an immutable, reference-counted, contiguous row-major array; cloning it copies
+//! a handle. It is written in place only while its buffer is unique
+//! ([`Tensor::as_mut_slice`]). This module knows no graph.
+
+mod buffer;
+mod cast;
+mod dtype;
+mod pool;
+mod shape;
+mod tensor;
+mod value;
+
+pub use buffer::Buffer;
+pub use cast::{Element, cast};
+#[allow(unused_imports)]
+pub(crate) use cast::{for_dtypes, for_number};
+pub use dtype::DType;
+pub use pool::BufferPool;
+pub use shape::{Shape, broadcast_shapes, element_count, normalise_axis, strides};
+pub use tensor::{Tensor, TensorDisplay};
+pub use value::Value;
