@@ -1,0 +1,177 @@
+//! What a CPU kernel is and what it is given.
+
+use std::fmt;
+
+use super::{CompileOptions, OpRegistry, Program, Threads};
+use crate::error::{Result, bail, err};
+use crate::graph::{Fact, Graph, Node};
+use crate::tensor::{BufferPool, DType, Shape, Tensor, Value};
+
+/// One node made ready for the CPU: attributes read, constant weights packed.
+pub trait CpuKernel: Send + Sync + fmt::Debug {
+    /// Computes the outputs, in order, through [`Io::emit`].
+    ///
+    /// # Errors
+    /// If the inputs are not what the operator needs.
+    fn run(&self, io: &mut Io<'_>) -> Result<()>;
+
+    /// Whether the kernel still reads this constant input at run time. A kernel that packed it
+    /// says no, so that the original can be dropped.
+    fn reads_constant(&self, _input: usize) -> bool {
+        true
+    }
+}
+
+/// What `prepare` sees of a node.
+#[derive(Debug)]
+pub struct Prepare<'a> {
+    /// The node.
+    pub node: &'a Node,
+    /// What is known of the inputs; `None` where left out.
+    pub facts: &'a [Option<Fact>],
+    /// The inputs that are constant.
+    pub constants: &'a [Option<Tensor>],
+    /// The options of the compilation.
+    pub options: &'a CompileOptions,
+    /// The operators, for subgraphs.
+    pub registry: &'a OpRegistry,
+}
+
+impl Prepare<'_> {
+    /// The input's contents, if constant.
+    pub fn constant(&self, i: usize) -> Option<&Tensor> {
+        self.constants.get(i).and_then(Option::as_ref)
+    }
+
+    /// Whether the input is given.
+    pub fn has(&self, i: usize) -> bool {
+        self.node.inputs.get(i).copied().flatten().is_some()
+    }
+
+    /// The input's dtype, if known.
+    pub fn dtype(&self, i: usize) -> Option<DType> {
+        self.facts.get(i).and_then(Option::as_ref).and_then(|f| f.dtype)
+    }
+
+    /// The subgraph of an attribute, compiled.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be compiled.
+    pub fn subgraph(&self, attribute: &str) -> Result<Program> {
+        let graph: &Graph = self.node.graph(attribute)?.ok_or_else(|| {
+            err!(Graph, "node `{}` lacks its subgraph `{attribute}`", self.node.name)
+        })?;
+        Program::compile(graph.clone(), self.registry, self.options)
+    }
+}
+
+/// The inputs and outputs of one run of a kernel.
+#[derive(Debug)]
+pub struct Io<'a> {
+    inputs: &'a mut [Option<Value>],
+    outputs: Vec<Value>,
+    wanted: usize,
+    pool: &'a BufferPool,
+    threads: &'a Threads,
+}
+
+impl<'a> Io<'a> {
+    pub(super) fn new(
+        inputs: &'a mut [Option<Value>],
+        outputs: Vec<Value>,
+        wanted: usize,
+        pool: &'a BufferPool,
+        threads: &'a Threads,
+    ) -> Self {
+        Self { inputs, outputs, wanted, pool, threads }
+    }
+
+    pub(super) fn finish(self) -> Vec<Value> {
+        self.outputs
+    }
+
+    /// How many inputs the node has, given or not.
+    pub fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// How many outputs the node has; a kernel emits at least so many.
+    pub fn output_count(&self) -> usize {
+        self.wanted
+    }
+
+    /// Whether the input is given.
+    pub fn has(&self, i: usize) -> bool {
+        self.inputs.get(i).is_some_and(Option::is_some)
+    }
+
+    /// An input.
+    ///
+    /// # Errors
+    /// If it is left out.
+    pub fn value(&self, i: usize) -> Result<&Value> {
+        match self.inputs.get(i) {
+            Some(Some(v)) => Ok(v),
+            _ => bail!(Missing, "input {i} is missing"),
+        }
+    }
+
+    /// An input that is a tensor.
+    ///
+    /// # Errors
+    /// If it is left out, or no tensor.
+    pub fn tensor(&self, i: usize) -> Result<&Tensor> {
+        self.value(i)?.tensor()
+    }
+
+    /// An input that may be left out.
+    ///
+    /// # Errors
+    /// If it is no tensor.
+    pub fn optional(&self, i: usize) -> Result<Option<&Tensor>> {
+        if self.has(i) { self.tensor(i).map(Some) } else { Ok(None) }
+    }
+
+    /// An input by value. Where nobody else needs it its memory is unique, so that a kernel may
+    /// write its result in place ([`Tensor::is_unique`]).
+    ///
+    /// # Errors
+    /// If it is left out, or was taken before.
+    pub fn take(&mut self, i: usize) -> Result<Value> {
+        match self.inputs.get_mut(i).and_then(Option::take) {
+            Some(v) => Ok(v),
+            None => bail!(Missing, "input {i} is missing"),
+        }
+    }
+
+    /// An input that is a tensor, by value.
+    ///
+    /// # Errors
+    /// As [`Self::take`], or if it is no tensor.
+    pub fn take_tensor(&mut self, i: usize) -> Result<Tensor> {
+        self.take(i)?.into_tensor()
+    }
+
+    /// Memory for an output; its contents are arbitrary (bools are `false`).
+    ///
+    /// # Errors
+    /// If the shape is too large.
+    pub fn allocate(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        Tensor::from_pool(self.pool, dtype, shape)
+    }
+
+    /// The pool, for scratch buffers and subgraphs.
+    pub fn pool(&self) -> &'a BufferPool {
+        self.pool
+    }
+
+    /// The threads.
+    pub fn threads(&self) -> &'a Threads {
+        self.threads
+    }
+
+    /// Gives the next output.
+    pub fn emit(&mut self, value: impl Into<Value>) {
+        self.outputs.push(value.into());
+    }
+}

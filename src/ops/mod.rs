@@ -1,0 +1,30 @@
+//! Operators.
+//!
+//! [`TABLE`] is the one list: an operator is its family's file and one row here. Import checks,
+//! shape inference, batch cutting, cost, the CPU device, the support table and the conformance
+//! run all read the rows.
+
+pub mod batch;
+pub mod case;
+pub mod cost;
+mod def;
+pub mod infer;
+mod kernel;
+mod program;
+mod registry;
+mod threads;
+
+mod identity;
+
+pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
+pub use infer::{Infer, infer_graph};
+pub use kernel::{CpuKernel, Io, Prepare};
+pub use program::{CompileOptions, Program, RunContext};
+pub use registry::{MissingOp, OpRegistry};
+pub use threads::Threads;
+
+/// Every operator, by family file.
+pub static TABLE: &[&OpDef] = &[
+    // identity.rs
+    &identity::IDENTITY,
+];

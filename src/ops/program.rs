@@ -1,0 +1,274 @@
+//! A graph made ready for the CPU: kernels in order, with liveness.
+
+use super::{CpuKernel, Io, OpRegistry, Prepare, Threads};
+use crate::error::{Result, bail, err};
+use crate::graph::{Fact, Graph, ValueId};
+use crate::tensor::{BufferPool, Tensor, Value};
+
+/// Options of a compilation.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Kernel threads of one instance.
+    pub threads: usize,
+    /// Names of passes that are left out.
+    pub disabled_passes: Vec<String>,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        Self { threads: 1, disabled_passes: Vec::new() }
+    }
+}
+
+/// What a run works with: memory and threads of one instance.
+#[derive(Clone, Debug, Default)]
+pub struct RunContext {
+    /// Where outputs come from.
+    pub pool: BufferPool,
+    /// The threads that kernels may use.
+    pub threads: Threads,
+}
+
+#[derive(Debug)]
+struct Step {
+    kernel: Box<dyn CpuKernel>,
+    inputs: Vec<Source>,
+    /// The slot of each output; `None` if nobody asked for it.
+    outputs: Vec<Option<usize>>,
+    name: String,
+    op: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Absent,
+    Slot { slot: usize, last: bool },
+    Constant(usize),
+}
+
+/// A graph made ready for the CPU. Immutable: any number of threads may run it at once, each with
+/// a [`RunContext`] of its own.
+#[derive(Debug)]
+pub struct Program {
+    steps: Vec<Step>,
+    constants: Vec<Option<Value>>,
+    inputs: Vec<(usize, String, Fact)>,
+    outputs: Vec<(Source, String)>,
+    slots: usize,
+}
+
+impl Program {
+    /// Prepares every node of a validated graph, whose facts are inferred.
+    ///
+    /// # Errors
+    /// If a node cannot be run here; names the node.
+    pub fn compile(graph: Graph, registry: &OpRegistry, options: &CompileOptions) -> Result<Self> {
+        if let Some(p) = graph.unbound_params().next() {
+            bail!(Missing, "parameter `{}` is not bound", p.name);
+        }
+        // A slot for each value that is fed or made; liveness by its last reader.
+        let mut last_use: Vec<usize> = vec![usize::MAX; graph.values().len()];
+        for (i, node) in graph.nodes().iter().enumerate() {
+            for v in node.reads() {
+                last_use[v.index()] = i;
+            }
+        }
+        for v in graph.outputs() {
+            last_use[v.index()] = usize::MAX;
+        }
+        let mut constants: Vec<Option<Value>> = Vec::new();
+        let mut constant_of = vec![None; graph.values().len()];
+        for (i, info) in graph.values().iter().enumerate() {
+            if let Some(t) = &info.constant {
+                constant_of[i] = Some(constants.len());
+                constants.push(Some(Value::from(t.clone())));
+            }
+        }
+        let source = |v: ValueId, step: usize| match constant_of[v.index()] {
+            Some(c) => Source::Constant(c),
+            None => Source::Slot { slot: v.index(), last: last_use[v.index()] == step },
+        };
+        let mut read_constants = vec![false; constants.len()];
+        let mut steps = Vec::with_capacity(graph.nodes().len());
+        for (i, node) in graph.nodes().iter().enumerate() {
+            let at = |e: crate::Error| e.with_node(&node.name, &node.op);
+            let facts: Vec<Option<Fact>> =
+                node.inputs.iter().map(|v| v.map(|v| graph.value(v).fact.clone())).collect();
+            let known: Vec<Option<Tensor>> = node
+                .inputs
+                .iter()
+                .map(|v| v.and_then(|v| graph.value(v).constant.clone()))
+                .collect();
+            let def = registry.require(node)?;
+            let dtypes: Vec<_> = facts.iter().map(|f| f.as_ref().and_then(|f| f.dtype)).collect();
+            def.check(node, &dtypes).map_err(|why| at(err!(Unsupported, "{why}")))?;
+            let kernel = (def.prepare)(&Prepare {
+                node,
+                facts: &facts,
+                constants: &known,
+                options,
+                registry,
+            })
+            .map_err(at)?;
+            let mut inputs: Vec<Source> = Vec::with_capacity(node.inputs.len());
+            for (port, v) in node.inputs.iter().enumerate() {
+                let s = v.map_or(Source::Absent, |v| source(v, i));
+                let s = match s {
+                    Source::Constant(_) if !kernel.reads_constant(port) => Source::Absent,
+                    Source::Constant(c) => {
+                        read_constants[c] = true;
+                        s
+                    }
+                    s => s,
+                };
+                inputs.push(s);
+            }
+            // Of several reads by one node only the last may take the value.
+            for a in 0..inputs.len() {
+                if let Source::Slot { slot, .. } = inputs[a]
+                    && inputs[a + 1..]
+                        .iter()
+                        .any(|s| matches!(s, Source::Slot { slot: b, .. } if *b == slot))
+                {
+                    inputs[a] = Source::Slot { slot, last: false };
+                }
+            }
+            steps.push(Step {
+                kernel,
+                inputs,
+                outputs: node.outputs.iter().map(|v| v.map(ValueId::index)).collect(),
+                name: node.name.clone(),
+                op: node.op.clone(),
+            });
+        }
+        let outputs: Vec<(Source, String)> = graph
+            .outputs()
+            .iter()
+            .map(|v| (source(*v, usize::MAX - 1), graph.value(*v).name.clone()))
+            .collect();
+        for (s, _) in &outputs {
+            if let Source::Constant(c) = s {
+                read_constants[*c] = true;
+            }
+        }
+        for (c, read) in constants.iter_mut().zip(read_constants) {
+            if !read {
+                *c = None;
+            }
+        }
+        let inputs = graph
+            .inputs()
+            .iter()
+            .map(|v| (v.index(), graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
+            .collect();
+        Ok(Self { steps, constants, inputs, outputs, slots: graph.values().len() })
+    }
+
+    /// Runs it on the inputs, in the graph's order.
+    ///
+    /// # Errors
+    /// If an input is not what was declared, or a kernel fails; names the node and its inputs.
+    pub fn run(&self, inputs: Vec<Value>, context: &RunContext) -> Result<Vec<Value>> {
+        self.run_observed(inputs, context, &mut |_, _, _| {})
+    }
+
+    /// As [`Self::run`]; `observe` sees the name, operator and outputs of each node.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_observed(
+        &self,
+        inputs: Vec<Value>,
+        context: &RunContext,
+        observe: &mut dyn FnMut(&str, &str, &[Value]),
+    ) -> Result<Vec<Value>> {
+        if inputs.len() != self.inputs.len() {
+            bail!(Missing, "{} inputs are needed, {} given", self.inputs.len(), inputs.len());
+        }
+        let mut slots: Vec<Option<Value>> = vec![None; self.slots];
+        for ((slot, name, fact), value) in self.inputs.iter().zip(inputs) {
+            fact.admits(&value).map_err(|why| err!(Shape, "input `{name}`: {why}"))?;
+            slots[*slot] = Some(value);
+        }
+        let mut arguments: Vec<Option<Value>> = Vec::new();
+        let mut spare: Vec<Value> = Vec::new();
+        for step in &self.steps {
+            arguments.clear();
+            for s in &step.inputs {
+                arguments.push(self.fetch(*s, &mut slots)?);
+            }
+            let mut io = Io::new(
+                &mut arguments,
+                std::mem::take(&mut spare),
+                step.outputs.len(),
+                &context.pool,
+                &context.threads,
+            );
+            let done = step.kernel.run(&mut io);
+            let mut made = io.finish();
+            let described = |arguments: &[Option<Value>]| {
+                let words: Vec<String> = arguments
+                    .iter()
+                    .map(|v| v.as_ref().map_or_else(|| "-".to_owned(), Value::describe))
+                    .collect();
+                words.join(", ")
+            };
+            done.map_err(|e| e.with_node(&step.name, &step.op).with_shapes(described(&arguments)))?;
+            if made.len() < step.outputs.len() {
+                return Err(err!(
+                    Internal,
+                    "the kernel made {} outputs of {}",
+                    made.len(),
+                    step.outputs.len()
+                )
+                .with_node(&step.name, &step.op));
+            }
+            observe(&step.name, &step.op, &made);
+            for (slot, value) in step.outputs.iter().zip(made.drain(..)) {
+                if let Some(slot) = slot {
+                    slots[*slot] = Some(value);
+                }
+            }
+            spare = made;
+        }
+        arguments.clear();
+        self.outputs
+            .iter()
+            .map(|(s, name)| {
+                self.fetch(*s, &mut slots)?
+                    .ok_or_else(|| err!(Internal, "output `{name}` was not computed"))
+            })
+            .collect()
+    }
+
+    fn fetch(&self, source: Source, slots: &mut [Option<Value>]) -> Result<Option<Value>> {
+        match source {
+            Source::Absent => Ok(None),
+            Source::Constant(c) => Ok(self.constants[c].clone()),
+            Source::Slot { slot, last } => {
+                let v = if last { slots[slot].take() } else { slots[slot].clone() };
+                v.map(Some).ok_or_else(|| err!(Internal, "a value was read before it was made"))
+            }
+        }
+    }
+
+    /// The names and facts of the inputs, in order.
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
+        self.inputs.iter().map(|(_, n, f)| (n.as_str(), f))
+    }
+
+    /// The names of the outputs, in order.
+    pub fn output_names(&self) -> impl Iterator<Item = &str> {
+        self.outputs.iter().map(|(_, n)| n.as_str())
+    }
+
+    /// How many kernels there are.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+}

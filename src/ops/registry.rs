@@ -1,0 +1,159 @@
+//! Operators by name.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{OpDef, TABLE};
+use crate::error::{Error, ErrorKind, Result, err};
+use crate::graph::{Graph, Node};
+use crate::tensor::DType;
+
+/// The operators: the rows of the table and those that a user adds.
+#[derive(Clone, Debug)]
+pub struct OpRegistry {
+    ops: HashMap<(&'static str, &'static str), &'static OpDef>,
+}
+
+impl Default for OpRegistry {
+    fn default() -> Self {
+        Self { ops: TABLE.iter().map(|d| ((d.domain, d.name), *d)).collect() }
+    }
+}
+
+/// An operator of a graph that cannot be run, with all nodes that use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingOp {
+    /// The operator's domain; empty for ai.onnx.
+    pub domain: String,
+    /// The operator's name.
+    pub op: String,
+    /// The version that the nodes were written for.
+    pub version: i64,
+    /// Why it cannot be run.
+    pub reason: String,
+    /// The names of the nodes, subgraphs as paths.
+    pub nodes: Vec<String>,
+}
+
+impl OpRegistry {
+    /// With one more operator, which replaces one of the same name.
+    #[must_use]
+    pub fn with(mut self, def: &'static OpDef) -> Self {
+        self.ops.insert((def.domain, def.name), def);
+        self
+    }
+
+    /// The operator with this domain and name.
+    pub fn get(&self, domain: &str, name: &str) -> Option<&'static OpDef> {
+        let domain = if domain == "ai.onnx" { "" } else { domain };
+        self.ops.get(&(domain, name)).copied()
+    }
+
+    /// The operator of a node.
+    ///
+    /// # Errors
+    /// If it is not here.
+    pub fn require(&self, node: &Node) -> Result<&'static OpDef> {
+        self.get(&node.domain, &node.op).ok_or_else(|| {
+            err!(
+                Unsupported,
+                "operator {} (version {}) is not implemented",
+                node.qualified_op(),
+                node.version
+            )
+            .with_node(&node.name, &node.op)
+        })
+    }
+
+    /// All operators, by domain and name.
+    pub fn iter(&self) -> impl Iterator<Item = &'static OpDef> {
+        let sorted: BTreeMap<_, _> = self.ops.iter().map(|(k, v)| (*k, *v)).collect();
+        sorted.into_values()
+    }
+
+    /// Everything in `graph` that cannot be run, subgraphs included: operators that are not here,
+    /// and nodes whose version, attributes, arity or (known) dtypes are not implemented.
+    pub fn missing(&self, graph: &Graph) -> Vec<MissingOp> {
+        let mut found: BTreeMap<(String, String, i64, String), Vec<String>> = BTreeMap::new();
+        self.collect(graph, "", &mut found);
+        found
+            .into_iter()
+            .map(|((domain, op, version, reason), nodes)| MissingOp {
+                domain,
+                op,
+                version,
+                reason,
+                nodes,
+            })
+            .collect()
+    }
+
+    fn collect(
+        &self,
+        graph: &Graph,
+        path: &str,
+        found: &mut BTreeMap<(String, String, i64, String), Vec<String>>,
+    ) {
+        for node in graph.nodes() {
+            let dtypes: Vec<Option<DType>> =
+                node.inputs.iter().map(|v| v.and_then(|v| graph.value(v).fact.dtype)).collect();
+            let reason = match self.get(&node.domain, &node.op) {
+                None => Some(self.nearest(&node.op)),
+                Some(def) => def.check(node, &dtypes).err(),
+            };
+            let here = format!("{path}{}", node.name);
+            if let Some(reason) = reason {
+                let key = (node.domain.clone(), node.op.clone(), node.version, reason);
+                found.entry(key).or_default().push(here.clone());
+            }
+            for (key, sub) in node.subgraphs() {
+                self.collect(sub, &format!("{here}/{key}/"), found);
+            }
+        }
+    }
+
+    fn nearest(&self, op: &str) -> String {
+        let lower = op.to_lowercase();
+        match self.ops.keys().find(|(_, n)| n.to_lowercase() == lower) {
+            Some((domain, name)) => {
+                format!("no such operator; is `{name}` of domain `{domain}` meant?")
+            }
+            None => "no such operator".to_owned(),
+        }
+    }
+
+    /// Checks that every node of `graph` can be run.
+    ///
+    /// # Errors
+    /// One error that lists everything that cannot be run.
+    pub fn check(&self, graph: &Graph) -> Result<()> {
+        let missing = self.missing(graph);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let lines: Vec<String> = missing.iter().map(MissingOp::to_string).collect();
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("{} operator(s) cannot be run:\n  {}", missing.len(), lines.join("\n  ")),
+        ))
+    }
+}
+
+impl std::fmt::Display for MissingOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const SHOWN: usize = 5;
+        let domain = if self.domain.is_empty() { "ai.onnx" } else { &self.domain };
+        let shown: Vec<String> = self.nodes.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
+        write!(
+            f,
+            "{} (domain {domain}, version {}): {}; at {}",
+            self.op,
+            self.version,
+            self.reason,
+            shown.join(", ")
+        )?;
+        if self.nodes.len() > SHOWN {
+            write!(f, " and {} more", self.nodes.len() - SHOWN)?;
+        }
+        Ok(())
+    }
+}
