@@ -8,6 +8,7 @@ pub mod error;
 pub mod graph;
 pub mod kernels;
 pub mod ops;
+pub mod passes;
 pub mod tensor;
 
 pub use error::{Error, ErrorKind, Result};
