@@ -7,6 +7,7 @@
 pub mod error;
 pub mod graph;
 pub mod kernels;
+pub mod partition;
 pub mod tensor;
 
 pub use error::{Error, ErrorKind, Result};
