@@ -9,6 +9,7 @@ pub mod error;
 pub mod graph;
 pub mod kernels;
 pub mod ops;
+pub mod partition;
 pub mod passes;
 mod registry;
 pub mod tensor;
