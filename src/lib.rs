@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod graph;
+pub mod import;
 pub mod kernels;
 pub mod tensor;
 

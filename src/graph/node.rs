@@ -50,7 +50,6 @@ macro_rules! from_attribute {
 from_attribute!(i64 => Int, f32 => Float, &str => String, String => String, Tensor => Tensor,
     Vec<i64> => Ints, &[i64] => Ints, Vec<f32> => Floats, Vec<String> => Strings, Graph => Graph);
 
-
 /// One application of an operator.
 ///
 /// Subgraphs (`If`, `Loop`, `Scan`) take the outer values that they use as explicit inputs: the
