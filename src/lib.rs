@@ -7,6 +7,7 @@
 pub mod device;
 pub mod error;
 pub mod graph;
+pub mod import;
 pub mod kernels;
 pub mod ops;
 pub mod partition;
