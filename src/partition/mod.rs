@@ -26,6 +26,7 @@
 
 mod balance;
 mod boundary;
+mod carry;
 mod grouping;
 mod names;
 mod placement;
