@@ -21,6 +21,6 @@ pub use device::DeviceId;
 pub use error::{Error, ErrorKind, Result};
 pub use ops::CompileOptions;
 pub use partition::DeviceMap;
-pub use pipeline::{CompiledGraph, HeteroExecutable, compile_with};
+pub use pipeline::{CompiledGraph, HeteroExecutable, Pipeline, compile_with};
 pub use registry::Registry;
 pub use tensor::{DType, Shape, Tensor, Value};
