@@ -122,10 +122,9 @@ impl BatchAxes {
                 bail!(Batch, "input `{name}` is {}, without a batch axis {axis}", t.describe());
             };
             match found {
-                Some((m, other)) if m != n => bail!(
-                    Batch,
-                    "input `{other}` has a batch of {m} and input `{name}` one of {n}"
-                ),
+                Some((m, other)) if m != n => {
+                    bail!(Batch, "input `{other}` has a batch of {m} and input `{name}` one of {n}")
+                }
                 _ => found = Some((n, name)),
             }
         }
@@ -211,7 +210,9 @@ fn input_axes(
                     same.then_some(0)
                 }
                 Some(d) => {
-                    fixed.get_or_insert_with(|| format!("`{}` is {} (first extent {d})", info.name, info.fact));
+                    fixed.get_or_insert_with(|| {
+                        format!("`{}` is {} (first extent {d})", info.name, info.fact)
+                    });
                     None
                 }
                 None => None,
@@ -228,9 +229,10 @@ fn input_axes(
         axes.push(axis);
     }
     if axes.iter().all(Option::is_none) {
-        let why = fixed.map_or_else(|| "no input has a symbolic first axis".to_owned(), |f| {
-            format!("the batch is fixed: input {f}")
-        });
+        let why = fixed.map_or_else(
+            || "no input has a symbolic first axis".to_owned(),
+            |f| format!("the batch is fixed: input {f}"),
+        );
         return Err(Error::new(ErrorKind::Batch, format!("a batch cannot be cut: {why}"))
             .with_help("state the batch axis of an input by name"));
     }

@@ -190,8 +190,7 @@ impl PipelineBuilder {
             }
         };
         let notices = map.notices().iter().map(ToString::to_string).collect();
-        let prepared =
-            Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
+        let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
         for (name, tensor) in self.params {
             prepared.set_param(&name, tensor)?;
         }
@@ -253,7 +252,8 @@ fn topology(
             builder.connect(from(source), id.input(port));
         }
     }
-    for (i, (source, name)) in split.outputs().iter().zip(prepared.graph().output_names()).enumerate()
+    for (i, (source, name)) in
+        split.outputs().iter().zip(prepared.graph().output_names()).enumerate()
     {
         let port: OutPort = match source {
             OutputSource::Input(k) => sources[*k],

@@ -81,8 +81,9 @@ fn named<N: Into<String>, V: Into<Value>>(
 
 fn push_error<I>(error: actors::PushError<I>) -> Error {
     match error.kind() {
-        actors::PushErrorKind::Full => err!(Full, "the pipeline is full")
-            .with_help("wait with `push`, or take results first"),
+        actors::PushErrorKind::Full => {
+            err!(Full, "the pipeline is full").with_help("wait with `push`, or take results first")
+        }
         actors::PushErrorKind::Expired => err!(Deadline, "no place came free before the deadline"),
         actors::PushErrorKind::Closed(cause) => {
             let cause = item_error(cause);
@@ -140,7 +141,11 @@ impl Pipeline {
         self.inner
             .axes
             .get_or_init(|| {
-                BatchAxes::find(self.inner.prepared.graph(), &self.inner.ops, &self.inner.stated_axes)
+                BatchAxes::find(
+                    self.inner.prepared.graph(),
+                    &self.inner.ops,
+                    &self.inner.stated_axes,
+                )
             })
             .clone()
     }
@@ -292,10 +297,7 @@ impl Pipeline {
     /// [`ErrorKind::Deadline`] if items are left.
     pub fn drain(&self, deadline: Option<Duration>) -> Result<()> {
         let until = deadline.map(|d| Instant::now() + d);
-        self.inner
-            .actors
-            .drain(until)
-            .map_err(|e| Error::new(ErrorKind::Deadline, e.to_string()))
+        self.inner.actors.drain(until).map_err(|e| Error::new(ErrorKind::Deadline, e.to_string()))
     }
 
     /// Stops now: what is in flight becomes errors. Returns the actors that were stuck in foreign
@@ -381,11 +383,8 @@ impl<I: Iterator<Item = Result<Vec<Value>>>> Stream<I> {
                 },
             };
             let actors = &self.pipeline.inner.actors;
-            let pushed = if self.ahead.is_empty() {
-                actors.push(inputs)
-            } else {
-                actors.try_push(inputs)
-            };
+            let pushed =
+                if self.ahead.is_empty() { actors.push(inputs) } else { actors.try_push(inputs) };
             match pushed {
                 Ok(ticket) => self.ahead.push_back(Ok(self.pipeline.ticket(ticket))),
                 Err(e) if e.is_full() => {

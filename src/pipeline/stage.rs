@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use brigade_actors::{ErrorKind as ItemErrorKind, Factory, Firing, ItemError, Outbox, Payload, Stage};
+use brigade_actors::{
+    ErrorKind as ItemErrorKind, Factory, Firing, ItemError, Outbox, Payload, Stage,
+};
 
 use crate::device::{CompiledSegment, Instance};
 use crate::error::{Error, ErrorKind};
