@@ -15,7 +15,11 @@ mod program;
 mod registry;
 mod threads;
 
+mod concat;
 mod identity;
+mod movement;
+mod reshape;
+mod transpose;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -28,4 +32,15 @@ pub use threads::Threads;
 pub static TABLE: &[&OpDef] = &[
     // identity.rs
     &identity::IDENTITY,
+    // reshape.rs
+    &reshape::RESHAPE,
+    &reshape::FLATTEN,
+    &reshape::SQUEEZE,
+    &reshape::UNSQUEEZE,
+    // transpose.rs
+    &transpose::TRANSPOSE,
+    // concat.rs
+    &concat::CONCAT,
+    &concat::SPLIT,
+    &concat::TILE,
 ];
