@@ -27,14 +27,18 @@
 mod balance;
 mod boundary;
 mod carry;
+mod explain;
 mod grouping;
 mod names;
 mod placement;
+mod plan;
 mod segments;
 
 pub use crate::device::{DeviceId, Support};
 pub use boundary::{Boundary, RoundTrip, bytes_of};
+pub use explain::{PlanReport, SegmentReport, explain};
 pub use placement::{DeviceMap, Notice, Placement};
+pub use plan::{InFlight, Matcher, PLAN_SCHEMA, Plan, Rule};
 pub use segments::{Edge, OutputSource, Segment, Segmentation, Source, Target, computing_nodes};
 
 #[cfg(test)]

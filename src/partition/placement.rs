@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::path::Path;
 
 use super::balance;
 use super::names::{list, nearest};
 use super::segments::computing_nodes;
-use super::{DeviceId, Support};
+use super::{DeviceId, Plan, Support};
 use crate::error::{Result, bail, err};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 
@@ -63,6 +64,11 @@ pub enum Notice {
         /// Whether it matches nodes that earlier rules had placed already.
         shadowed: bool,
     },
+    /// A plan gives threads to a device that nothing is placed on.
+    UnusedThreads {
+        /// The device.
+        device: DeviceId,
+    },
     /// A plan names a model by its hash, and the model's hash was not given.
     ModelNotCompared,
 }
@@ -84,6 +90,9 @@ impl fmt::Display for Notice {
                     f,
                     "rule {rule} of the plan (`{pattern}`) only matches nodes of earlier rules"
                 )
+            }
+            Self::UnusedThreads { device } => {
+                write!(f, "the plan gives threads to `{device}`, but places no node on it")
             }
             Self::ModelNotCompared => {
                 f.write_str("the plan's model_sha256 was not compared: the model has no hash here")
@@ -420,6 +429,15 @@ impl DeviceMap {
         }))
     }
 
+    /// As the plan file at `path` says; `model_sha256` is the hash of the model's file, if it has
+    /// one.
+    ///
+    /// # Errors
+    /// As [`Plan::read`] and [`Plan::resolve`].
+    pub fn from_file(graph: &Graph, path: &Path, model_sha256: Option<&str>) -> Result<Self> {
+        Plan::read(path)?.resolve(graph, model_sha256)
+    }
+
     /// Where a node runs.
     ///
     /// # Errors
@@ -508,4 +526,165 @@ fn too_many_stages(graph: &Graph, stages: usize, nodes: usize) -> crate::Error {
 pub(super) fn unplaced(graph: &Graph, names: &[&str]) -> crate::Error {
     err!(Plan, "{} nodes of graph `{}` have no device: {}", names.len(), graph.name, list(names))
         .with_help("place them, or give a default device")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+    use crate::graph::Fact;
+    use crate::partition::Segmentation;
+
+    fn chain(ops: &[&str]) -> Graph {
+        let mut g = Graph::new("chain");
+        let mut last = g.add_input("x", Fact::unknown()).unwrap();
+        for (i, op) in ops.iter().enumerate() {
+            let next = g.add_value(format!("v{i}"), Fact::unknown()).unwrap();
+            g.add_node(format!("layer{i}"), *op, [Some(last)], [Some(next)]);
+            last = next;
+        }
+        g.set_outputs([last]);
+        g
+    }
+
+    fn device(name: &str) -> DeviceId {
+        name.parse().unwrap()
+    }
+
+    fn placed(graph: &Graph, map: &DeviceMap) -> Vec<String> {
+        graph.node_ids().map(|(id, _)| map.placement(id).unwrap().device.to_string()).collect()
+    }
+
+    #[test]
+    fn a_map_of_another_graph_is_refused() {
+        let (g, longer) = (chain(&["Relu", "Tanh"]), chain(&["Relu", "Tanh", "Relu"]));
+        let map = DeviceMap::from_fn(&g, |_| DeviceId::cpu(0));
+        map.check(&g).unwrap();
+        let error = Segmentation::new(&longer, &map).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Plan);
+        assert!(error.message().contains("2 nodes") && error.message().contains("3 nodes"));
+        let mut renamed = g.clone();
+        renamed.nodes[0].name = "other".to_owned();
+        let error = Segmentation::new(&renamed, &map).unwrap_err();
+        assert!(error.message().contains("other names"), "{error}");
+        Segmentation::new(&longer, &DeviceMap::single(DeviceId::cpu(0))).unwrap();
+        assert!(map.placement(NodeId(7)).is_err());
+    }
+
+    #[test]
+    fn fallen_back_nodes_are_listed_with_reasons() {
+        let g = chain(&["Relu", "NonZero", "Gemm", "Relu"]);
+        let (gpu, cpu) = (device("wgpu"), device("cpu"));
+        let map = DeviceMap::auto_fallback(&g, &gpu, &cpu, &|d, _, node| match node.op.as_str() {
+            "NonZero" if *d == gpu => Support::No("no kernel".to_owned()),
+            "Gemm" if *d == gpu => Support::Narrowed("i64 as i32".to_owned()),
+            _ => Support::Yes,
+        })
+        .unwrap();
+        assert_eq!(placed(&g, &map), ["wgpu:0", "cpu:0", "wgpu:0", "wgpu:0"]);
+        let said: Vec<String> = map.notices().iter().map(Notice::to_string).collect();
+        assert_eq!(
+            said,
+            [
+                "node `layer1` (NonZero) runs on `cpu:0`, as `wgpu:0` refuses it: no kernel",
+                "node `layer2` (Gemm) is narrowed on `wgpu:0`: i64 as i32",
+            ]
+        );
+    }
+
+    #[test]
+    fn nodes_that_run_nowhere_are_all_named() {
+        let g = chain(&["Relu", "Foo", "Bar"]);
+        let error = DeviceMap::auto_fallback(&g, &device("wgpu"), &device("cpu"), &|d, _, n| {
+            if n.op == "Relu" { Support::Yes } else { Support::No(format!("not on {d}")) }
+        })
+        .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for part in ["`layer1` (Foo)", "`layer2` (Bar)", "not on wgpu:0", "not on cpu:0"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn scenario_07_everything_fallen_back_is_the_single_device_plan() {
+        let g = chain(&["Relu", "Tanh", "Gemm"]);
+        let (gpu, cpu) = (device("cuda"), device("cpu"));
+        let map = DeviceMap::auto_fallback(&g, &gpu, &cpu, &|d, _, _| {
+            if *d == cpu { Support::Yes } else { Support::No("absent".to_owned()) }
+        })
+        .unwrap();
+        let split = Segmentation::new(&g, &map).unwrap();
+        let plain = Segmentation::new(&g, &DeviceMap::single(cpu)).unwrap();
+        assert_eq!((split.segments().len(), plain.segments().len()), (1, 1));
+        assert_eq!(split.segments()[0].graph, plain.segments()[0].graph);
+        assert_eq!(split.segments()[0].device, plain.segments()[0].device);
+        assert_eq!(map.notices().len(), 3);
+    }
+
+    #[test]
+    fn scenario_01_stages_are_as_many_as_asked_or_an_error() {
+        let g = chain(&["Relu", "Tanh", "Gemm"]);
+        let two = [device("cpu:0"), device("cpu:1")];
+        let map = DeviceMap::balanced(&g, &two, 3, &|_| 1.0, &|_| 1.0).unwrap();
+        let split = Segmentation::new(&g, &map).unwrap();
+        let got: Vec<String> = split.devices().map(DeviceId::to_string).collect();
+        assert_eq!(got, ["cpu:0", "cpu:1", "cpu:0"]);
+        let one_device = DeviceMap::balanced(&g, &two[..1], 2, &|_| 1.0, &|_| 1.0).unwrap();
+        assert_eq!(Segmentation::new(&g, &one_device).unwrap().segments().len(), 2);
+
+        let fails = |devices: &[DeviceId], stages, cost: f64, word: &str| {
+            let error = DeviceMap::balanced(&g, devices, stages, &|_| cost, &|_| 1.0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Plan);
+            assert!(error.to_string().contains(word), "{error}");
+        };
+        fails(&two, 4, 1.0, "only 3 nodes");
+        fails(&two, 0, 1.0, "no stages");
+        fails(&[], 2, 1.0, "no device");
+        fails(&two, 2, f64::NAN, "`layer0`");
+        fails(&two, 2, -1.0, "`layer0`");
+    }
+
+    #[test]
+    fn cuts_are_where_they_are_asked_for() {
+        let g = chain(&["Relu"; 5]);
+        let map = DeviceMap::contiguous(&g, &[device("cpu")], &[1, 4]).unwrap();
+        let split = Segmentation::new(&g, &map).unwrap();
+        let sizes: Vec<usize> = split.segments().iter().map(|s| s.nodes.len()).collect();
+        assert_eq!(sizes, [1, 3, 1]);
+        for wrong in [&[0][..], &[5], &[3, 3], &[4, 2], &[1, 2, 3, 4, 4]] {
+            let error = DeviceMap::contiguous(&g, &[device("cpu")], wrong).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Plan, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn balance_weighs_costs() {
+        let g = chain(&["Relu"; 6]);
+        let cost = |id: NodeId| if id.index() == 0 { 5.0 } else { 1.0 };
+        let two = [device("cpu:0"), device("cpu:1")];
+        let map = DeviceMap::balanced(&g, &two, 2, &cost, &|_| 1.0).unwrap();
+        let split = Segmentation::new(&g, &map).unwrap();
+        assert_eq!(split.segments()[0].nodes.len(), 1);
+    }
+
+    #[test]
+    fn names_place_nodes() {
+        let g = chain(&["Relu", "Tanh", "Gemm"]);
+        let named = [("layer0", device("cpu:1")), ("layer2", device("cpu:2"))];
+        let map = DeviceMap::from_names(&g, named.clone(), Some(device("cpu"))).unwrap();
+        assert_eq!(placed(&g, &map), ["cpu:1", "cpu:0", "cpu:2"]);
+        let error = DeviceMap::from_names(&g, named, None).unwrap_err();
+        assert!(error.kind() == ErrorKind::Plan && error.message().contains("`layer1`"), "{error}");
+
+        let wrong =
+            [("layr0", device("cpu")), ("softmax", device("cpu")), ("layer1", device("cpu"))];
+        let error = DeviceMap::from_names(&g, wrong, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnknownName);
+        assert!(error.message().contains("`layr0` (nearest: `layer0`)"), "{error}");
+        assert!(error.message().contains("`softmax`"), "{error}");
+
+        let twice = [("layer0", device("cpu")), ("layer0", device("cpu:1"))];
+        let error = DeviceMap::from_names(&g, twice, Some(device("cpu"))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Duplicate);
+    }
 }

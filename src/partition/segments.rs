@@ -438,3 +438,184 @@ impl<'a> Split<'a> {
         err!(Internal, "no segment gives out `{name}` (its node is in segment {home:?})")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::graph::Dim;
+
+    fn by_prefix(graph: &Graph) -> DeviceMap {
+        DeviceMap::from_fn(graph, |n| DeviceId::cpu(u32::from(n.name.starts_with('b'))))
+    }
+
+    /// Nodes by name, what they read and what they make (values are named after their node).
+    fn graph(nodes: &[(&str, &[&str])], outputs: &[&str]) -> Graph {
+        let mut g = Graph::new("g");
+        g.add_input("x", Fact::unknown()).unwrap();
+        g.add_constant("c", Tensor::scalar(3_i64)).unwrap();
+        g.add_param("w", Fact::new(DType::F32, [Dim::fixed(4)])).unwrap();
+        for (name, reads) in nodes {
+            let inputs: Vec<Option<ValueId>> = reads.iter().map(|r| g.find(r)).collect();
+            assert!(inputs.iter().all(Option::is_some));
+            let made = g.add_value((*name).to_owned(), Fact::unknown()).unwrap();
+            g.add_node((*name).to_owned(), "Op", inputs, [Some(made)]);
+        }
+        let outputs: Vec<ValueId> = outputs.iter().map(|o| g.find(o).unwrap()).collect();
+        g.set_outputs(outputs);
+        g
+    }
+
+    fn names(split: &Segmentation) -> Vec<Vec<&str>> {
+        split
+            .segments()
+            .iter()
+            .map(|s| s.graph.nodes().iter().map(|n| n.name.as_str()).collect())
+            .collect()
+    }
+
+    #[test]
+    fn scenario_02_two_interleaved_chains_are_two_segments() {
+        let mut nodes: Vec<(String, String)> = Vec::new();
+        for i in 0..16 {
+            for side in ["a", "b"] {
+                let read = if i == 0 { "x".to_owned() } else { format!("{side}{}", i - 1) };
+                nodes.push((format!("{side}{i}"), read));
+            }
+        }
+        let reads: Vec<[&str; 1]> = nodes.iter().map(|(_, r)| [r.as_str()]).collect();
+        let nodes: Vec<(&str, &[&str])> =
+            nodes.iter().zip(&reads).map(|((n, _), r)| (n.as_str(), &r[..])).collect();
+        let g = graph(&nodes, &["a15", "b15"]);
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(split.segments().len(), 2);
+        assert!(split.edges().is_empty());
+        assert_eq!(split.input_targets(0).len(), 2);
+    }
+
+    #[test]
+    fn scenario_02_a_diamond_over_two_devices_is_three_segments() {
+        let g = graph(
+            &[("a0", &["x"]), ("a1", &["a0"]), ("b0", &["a0"]), ("a2", &["a1", "b0"])],
+            &["a2"],
+        );
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(split.segments().len(), 3);
+        assert_eq!(names(&split)[1], ["b0"]);
+        assert_eq!(names(&split)[2].last(), Some(&"a2"));
+        for e in split.edges() {
+            assert!(e.from < e.to);
+        }
+        let single = Segmentation::new(&g, &DeviceMap::single(DeviceId::cpu(0))).unwrap();
+        assert_eq!(names(&single), [["a0", "a1", "b0", "a2"]]);
+    }
+
+    #[test]
+    fn islands_of_one_device_are_one_segment() {
+        let g = graph(&[("a0", &["x"]), ("a1", &["x"]), ("a2", &["x"])], &["a0", "a1", "a2"]);
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(split.segments().len(), 1);
+    }
+
+    #[test]
+    fn scenario_04_constants_follow_their_consumers() {
+        // `b_scale` computes from a constant and is mapped elsewhere than its only reader.
+        let g = graph(
+            &[("b_scale", &["c"]), ("a0", &["x", "b_scale"]), ("a1", &["a0", "c", "w"])],
+            &["a1"],
+        );
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(names(&split), [["b_scale", "a0", "a1"]]);
+        assert_eq!(split.segments()[0].inputs, [Source::Input(0)]);
+        let inner = &split.segments()[0].graph;
+        let copy = inner.value(inner.find("c").unwrap()).constant.clone().unwrap();
+        let original = g.value(g.find("c").unwrap()).constant.clone().unwrap();
+        assert_eq!(copy.as_bytes().as_ptr(), original.as_bytes().as_ptr(), "shared, not copied");
+    }
+
+    #[test]
+    fn scenario_10_shared_weights_reach_all_their_segments() {
+        let g = graph(&[("a0", &["x", "w"]), ("b0", &["a0"]), ("a1", &["b0", "w"])], &["a1"]);
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(split.param_segments("w"), [0, 2]);
+        assert!(split.param_segments("nothing").is_empty());
+    }
+
+    #[test]
+    fn random_nodes_are_not_copied() {
+        let mut g = graph(&[("b_noise", &["c"]), ("a0", &["x", "b_noise"])], &["a0", "b_noise"]);
+        g.nodes[0].op = "RandomNormal".to_owned();
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(names(&split), [["b_noise"], ["a0"]]);
+        assert_eq!(split.segments()[0].device, DeviceId::cpu(1));
+    }
+
+    #[test]
+    fn what_a_device_refuses_does_not_follow_onto_it() {
+        let g = graph(&[("k", &["c"]), ("a0", &["x", "k"])], &["a0"]);
+        let (gpu, cpu) = ("wgpu".parse().unwrap(), DeviceId::cpu(0));
+        let map = DeviceMap::auto_fallback(&g, &gpu, &cpu, &|d, _, n| {
+            if *d == gpu && n.name == "k" {
+                crate::partition::Support::No("i64".to_owned())
+            } else {
+                crate::partition::Support::Yes
+            }
+        })
+        .unwrap();
+        let split = Segmentation::new(&g, &map).unwrap();
+        assert_eq!(names(&split), [["k"], ["a0"]]);
+    }
+
+    #[test]
+    fn outputs_may_be_inputs_and_constants() {
+        let g = graph(&[("k", &["c"]), ("a0", &["x"])], &["x", "c", "w", "a0", "k", "a0"]);
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!(names(&split), [["k", "a0"]]);
+        let segment = |output| OutputSource::Segment { index: 0, output };
+        assert_eq!(
+            split.outputs(),
+            [
+                OutputSource::Input(0),
+                OutputSource::Constant(Tensor::scalar(3_i64)),
+                OutputSource::Param("w".to_owned()),
+                segment(1),
+                segment(0),
+                segment(1),
+            ]
+        );
+        assert_eq!(split.output_targets(0, 1), [Target::Output(3), Target::Output(5)]);
+        assert!(split.output_targets(0, 9).is_empty() && split.input_targets(9).is_empty());
+
+        let mut nothing = Graph::new("nothing");
+        let x = nothing.add_input("x", Fact::unknown()).unwrap();
+        nothing.set_outputs([x]);
+        let split = Segmentation::new(&nothing, &DeviceMap::single(DeviceId::cpu(0))).unwrap();
+        assert!(split.segments().is_empty());
+        assert_eq!(split.outputs(), [OutputSource::Input(0)]);
+    }
+
+    #[test]
+    fn scenario_03_boundaries_keep_names_facts_and_symbols() {
+        let mut g = graph(&[("a0", &["x"]), ("b0", &["a0"])], &["b0"]);
+        let fact = Fact::new(DType::F32, [Dim::symbol("N"), Dim::symbol("W") / Dim::fixed(2)]);
+        let a0 = g.find("a0").unwrap();
+        g.value_mut(a0).fact = fact.clone();
+        g.metadata.insert("labels".to_owned(), "cat,dog".to_owned());
+        let _ = g.fresh_symbol();
+        let split = Segmentation::new(&g, &by_prefix(&g)).unwrap();
+        assert_eq!((split.edges()[0].value.as_str(), &split.edges()[0].fact), ("a0", &fact));
+        for segment in split.segments() {
+            let inner = &segment.graph;
+            assert_eq!(inner.value(inner.find("a0").unwrap()).fact, fact);
+            assert_eq!((&inner.metadata, &inner.opsets), (&g.metadata, &g.opsets));
+            assert_eq!(inner.clone().fresh_symbol(), g.clone().fresh_symbol());
+        }
+    }
+
+    #[test]
+    fn malformed_graphs_are_refused() {
+        let mut g = graph(&[("a0", &["x"]), ("a1", &["a0"])], &["a1"]);
+        g.nodes.swap(0, 1);
+        assert!(Segmentation::new(&g, &DeviceMap::single(DeviceId::cpu(0))).is_err());
+    }
+}
