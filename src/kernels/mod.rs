@@ -22,6 +22,7 @@ mod isa;
 pub mod math;
 mod parallel;
 mod pool;
+mod qgemm;
 mod strip;
 mod window;
 
@@ -37,6 +38,7 @@ pub use pool::{
     AveragePool, PoolKind, average_pool2d, global_average_pool, global_max_pool, max_pool2d,
     pool_nd,
 };
+pub use qgemm::{Bytes, PackedQ, QMatRef, qgemm};
 pub use window::Window;
 
 #[cfg(test)]
