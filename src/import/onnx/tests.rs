@@ -1,30 +1,30 @@
 //! Models made by hand, message by message.
 
-use std::path::Path;
-
 use prost::Message;
 use prost::bytes::Bytes;
 
+use super::external::tests::external;
+use super::function::tests::{call, function};
 use super::pb;
 use super::pb::attribute_proto::AttributeType;
 use crate::ErrorKind;
 use crate::graph::{Attribute, Graph, Node};
 use crate::import::{Imported, Limits, from_bytes};
-use crate::{DType, Error, Tensor};
+use crate::{DType, Error};
 
-fn import(model: &pb::ModelProto) -> Result<Imported, Error> {
+pub(super) fn import(model: &pb::ModelProto) -> Result<Imported, Error> {
     from_bytes(&model.encode_to_vec(), None, &Limits::default())
 }
 
-fn graph_of(model: &pb::ModelProto) -> Graph {
+pub(super) fn graph_of(model: &pb::ModelProto) -> Graph {
     import(model).unwrap_or_else(|e| panic!("{e}")).graph
 }
 
-fn error_of(model: &pb::ModelProto) -> Error {
+pub(super) fn error_of(model: &pb::ModelProto) -> Error {
     import(model).map(|i| i.graph).unwrap_err()
 }
 
-fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> pb::NodeProto {
+pub(super) fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> pb::NodeProto {
     pb::NodeProto {
         op_type: Some(op.to_owned()),
         input: inputs.iter().map(|&s| s.to_owned()).collect(),
@@ -33,17 +33,17 @@ fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> pb::NodeProto {
     }
 }
 
-fn named(name: &str, mut node: pb::NodeProto) -> pb::NodeProto {
+pub(super) fn named(name: &str, mut node: pb::NodeProto) -> pb::NodeProto {
     node.name = Some(name.to_owned());
     node
 }
 
-fn with(mut node: pb::NodeProto, attribute: pb::AttributeProto) -> pb::NodeProto {
+pub(super) fn with(mut node: pb::NodeProto, attribute: pb::AttributeProto) -> pb::NodeProto {
     node.attribute.push(attribute);
     node
 }
 
-fn subgraph(key: &str, graph: pb::GraphProto) -> pb::AttributeProto {
+pub(super) fn subgraph(key: &str, graph: pb::GraphProto) -> pb::AttributeProto {
     pb::AttributeProto {
         name: Some(key.to_owned()),
         r#type: Some(AttributeType::Graph as i32),
@@ -52,7 +52,7 @@ fn subgraph(key: &str, graph: pb::GraphProto) -> pb::AttributeProto {
     }
 }
 
-fn int(key: &str, value: i64) -> pb::AttributeProto {
+pub(super) fn int(key: &str, value: i64) -> pb::AttributeProto {
     pb::AttributeProto {
         name: Some(key.to_owned()),
         r#type: Some(AttributeType::Int as i32),
@@ -61,15 +61,15 @@ fn int(key: &str, value: i64) -> pb::AttributeProto {
     }
 }
 
-fn reference(key: &str, to: &str) -> pb::AttributeProto {
+pub(super) fn reference(key: &str, to: &str) -> pb::AttributeProto {
     pb::AttributeProto { i: None, ref_attr_name: Some(to.to_owned()), ..int(key, 0) }
 }
 
-fn value(name: &str) -> pb::ValueInfoProto {
+pub(super) fn value(name: &str) -> pb::ValueInfoProto {
     pb::ValueInfoProto { name: Some(name.to_owned()), ..Default::default() }
 }
 
-fn shaped(name: &str, dims: &[Result<i64, &str>]) -> pb::ValueInfoProto {
+pub(super) fn shaped(name: &str, dims: &[Result<i64, &str>]) -> pb::ValueInfoProto {
     use pb::tensor_shape_proto::{Dimension, dimension};
     let dim = dims
         .iter()
@@ -92,7 +92,7 @@ fn shaped(name: &str, dims: &[Result<i64, &str>]) -> pb::ValueInfoProto {
     }
 }
 
-fn floats(name: &str, data: &[f32]) -> pb::TensorProto {
+pub(super) fn floats(name: &str, data: &[f32]) -> pb::TensorProto {
     pb::TensorProto {
         name: Some(name.to_owned()),
         dims: vec![data.len() as i64],
@@ -102,7 +102,7 @@ fn floats(name: &str, data: &[f32]) -> pb::TensorProto {
     }
 }
 
-fn body(inputs: &[&str], nodes: Vec<pb::NodeProto>, outputs: &[&str]) -> pb::GraphProto {
+pub(super) fn body(inputs: &[&str], nodes: Vec<pb::NodeProto>, outputs: &[&str]) -> pb::GraphProto {
     pb::GraphProto {
         name: Some("g".to_owned()),
         input: inputs.iter().map(|n| value(n)).collect(),
@@ -112,11 +112,11 @@ fn body(inputs: &[&str], nodes: Vec<pb::NodeProto>, outputs: &[&str]) -> pb::Gra
     }
 }
 
-fn opset(domain: &str, version: i64) -> pb::OperatorSetIdProto {
+pub(super) fn opset(domain: &str, version: i64) -> pb::OperatorSetIdProto {
     pb::OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) }
 }
 
-fn model(graph: pb::GraphProto) -> pb::ModelProto {
+pub(super) fn model(graph: pb::GraphProto) -> pb::ModelProto {
     pb::ModelProto {
         ir_version: Some(8),
         opset_import: vec![opset("", 17)],
@@ -125,18 +125,18 @@ fn model(graph: pb::GraphProto) -> pb::ModelProto {
     }
 }
 
-fn names(graph: &Graph, node: &Node) -> Vec<String> {
+pub(super) fn names(graph: &Graph, node: &Node) -> Vec<String> {
     node.inputs
         .iter()
         .map(|v| v.map_or_else(String::new, |v| graph.value(v).name.clone()))
         .collect()
 }
 
-fn sub<'a>(node: &'a Node, key: &str) -> &'a Graph {
+pub(super) fn sub<'a>(node: &'a Node, key: &str) -> &'a Graph {
     node.graph(key).unwrap().unwrap()
 }
 
-fn input_names(graph: &Graph) -> Vec<&str> {
+pub(super) fn input_names(graph: &Graph) -> Vec<&str> {
     graph.input_names().collect()
 }
 
@@ -403,116 +403,6 @@ fn what_no_graph_can_hold_is_listed_together() {
     }
 }
 
-fn function(
-    name: &str,
-    inputs: &[&str],
-    nodes: Vec<pb::NodeProto>,
-    outputs: &[&str],
-) -> pb::FunctionProto {
-    pb::FunctionProto {
-        name: Some(name.to_owned()),
-        domain: Some("local".to_owned()),
-        input: inputs.iter().map(|&s| s.to_owned()).collect(),
-        output: outputs.iter().map(|&s| s.to_owned()).collect(),
-        node: nodes,
-        opset_import: vec![opset("", 13), opset("local", 1)],
-        ..Default::default()
-    }
-}
-
-fn call(op: &str, inputs: &[&str], outputs: &[&str]) -> pb::NodeProto {
-    pb::NodeProto { domain: Some("local".to_owned()), ..node(op, inputs, outputs) }
-}
-
-#[test]
-fn functions_are_written_out() {
-    let mut inner = function(
-        "Scaled",
-        &["x", "bias"],
-        vec![
-            with(node("Foo", &["x", "bias"], &["t"]), reference("axis", "which")),
-            with(node("Bar", &["t"], &["out"]), reference("k", "missing")),
-        ],
-        &["out"],
-    );
-    inner.attribute_proto = vec![int("which", 5)];
-    let outer = function(
-        "Twice",
-        &["x"],
-        vec![
-            with(call("Scaled", &["x", "x"], &["t"]), int("which", 9)),
-            call("Scaled", &["t"], &["y"]),
-        ],
-        &["y", "x"],
-    );
-    let mut m = model(body(
-        &["x"],
-        vec![named("f", call("Twice", &["x"], &["a", "copy"])), call("Twice", &["a"], &["y"])],
-        &["y", "copy"],
-    ));
-    m.functions = vec![inner, outer];
-    let graph = graph_of(&m);
-    let ops: Vec<_> = graph.nodes().iter().map(|n| n.op.as_str()).collect();
-    assert_eq!(ops, ["Foo", "Bar", "Foo", "Bar", "Identity", "Foo", "Bar", "Foo", "Bar"]);
-    let axes: Vec<_> = graph.nodes().iter().filter_map(|n| n.int("axis").unwrap()).collect();
-    assert_eq!(axes, [9, 5, 9, 5]);
-    assert!(graph.nodes().iter().all(|n| n.version == 13 && !n.attributes.contains_key("k")));
-    assert_eq!(names(&graph, &graph.nodes()[0]), ["x", "x"]);
-    assert_eq!(names(&graph, &graph.nodes()[2])[1], "", "the bias is left out");
-    assert_eq!(names(&graph, &graph.nodes()[5])[0], "a");
-    assert_eq!(graph.output_names().collect::<Vec<_>>(), ["y", "copy"]);
-}
-
-#[test]
-fn subgraphs_of_functions_keep_their_names_apart() {
-    // The function's subgraph has a value called `w`, and so has the caller, for the input.
-    let inner =
-        body(&[], vec![node("Neg", &["x"], &["w"]), node("Add", &["w", "x"], &["r"])], &["r"]);
-    let f = function(
-        "F",
-        &["c", "x"],
-        vec![with(node("If", &["c"], &["y"]), subgraph("then_branch", inner))],
-        &["y"],
-    );
-    let mut m = model(body(&["c", "w"], vec![call("F", &["c", "w"], &["y"])], &["y"]));
-    m.functions = vec![f];
-    let graph = graph_of(&m);
-    let n = &graph.nodes()[0];
-    assert_eq!(names(&graph, n), ["c", "w"]);
-    let then = sub(n, "then_branch");
-    let add = &then.nodes()[1];
-    assert_eq!(add.inputs[0], then.nodes()[0].outputs[0]);
-    assert_eq!(add.inputs[1], Some(then.inputs()[0]));
-}
-
-#[test]
-fn runaway_functions_are_stopped() {
-    let mut m = model(body(&["x"], vec![call("F", &["x"], &["y"])], &["y"]));
-    m.functions = vec![function("F", &["x"], vec![call("F", &["x"], &["y"])], &["y"])];
-    let error = error_of(&m);
-    assert_eq!(error.kind(), ErrorKind::Limit);
-    assert!(error.to_string().contains('F'), "{error}");
-    // Sixteen functions that each call the next one sixteen times.
-    m.functions = (0..16)
-        .map(|i| {
-            let next = if i == 15 { "G".to_owned() } else { format!("F{}", i + 1) };
-            let calls = (0..16)
-                .map(|k| {
-                    call(
-                        &next,
-                        &["x"],
-                        &[if k == 0 { "y".to_owned() } else { format!("y{k}") }.as_str()],
-                    )
-                })
-                .collect();
-            function(&if i == 0 { "F".to_owned() } else { format!("F{i}") }, &["x"], calls, &["y"])
-        })
-        .collect();
-    let limits = Limits { max_nodes: 10_000, ..Limits::default() };
-    let error = from_bytes(&m.encode_to_vec(), None, &limits).map(|i| i.graph).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Limit);
-}
-
 #[test]
 fn limits_hold() {
     let relu = |i: usize| node("Relu", &[&format!("v{i}")], &[&format!("v{}", i + 1)]);
@@ -580,92 +470,6 @@ fn files_that_are_no_models_say_what_they_are() {
     assert!(
         crate::import::load(&other).unwrap_err().to_string().contains("formats built in: ONNX")
     );
-}
-
-fn external(name: &str, entries: &[(&str, &str)]) -> pb::TensorProto {
-    pb::TensorProto {
-        raw_data: None,
-        data_location: Some(pb::tensor_proto::DataLocation::External as i32),
-        external_data: entries
-            .iter()
-            .map(|(k, v)| pb::StringStringEntryProto {
-                key: Some((*k).to_owned()),
-                value: Some((*v).to_owned()),
-            })
-            .collect(),
-        ..floats(name, &[0.0; 2])
-    }
-}
-
-fn load_external(
-    folder: Option<&Path>,
-    tensors: Vec<pb::TensorProto>,
-) -> Result<Vec<Tensor>, Error> {
-    let mut g = body(&["x"], vec![], &["x"]);
-    g.initializer = tensors;
-    let graph = from_bytes(&model(g).encode_to_vec(), folder, &Limits::default())?.graph;
-    Ok(graph.values().iter().filter_map(|v| v.constant.clone()).collect())
-}
-
-#[test]
-fn external_weights_are_mapped_and_shared() {
-    let folder = tempfile::tempdir().unwrap();
-    let data: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    std::fs::create_dir(folder.path().join("sub")).unwrap();
-    std::fs::write(folder.path().join("sub/w.bin"), &data).unwrap();
-    let w = load_external(
-        Some(folder.path()),
-        vec![
-            external("a", &[("location", "./sub/w.bin")]),
-            external("b", &[("location", "./sub/w.bin"), ("offset", "16"), ("length", "8")]),
-            external("c", &[("location", "sub/w.bin"), ("offset", "2")]),
-        ],
-    );
-    // Without a length, the dims say how much of the file it is.
-    let w = w.unwrap();
-    assert_eq!(w[0].as_slice::<f32>().unwrap(), [0.0, 1.0]);
-    assert_eq!(w[1].as_slice::<f32>().unwrap(), [4.0, 5.0]);
-    assert!(w[0].buffer().same_memory(w[1].buffer()));
-    assert_eq!(w[2].as_bytes(), &data[2..10]);
-}
-
-#[test]
-fn external_weights_stay_in_the_folder_of_the_model() {
-    let outside = tempfile::tempdir().unwrap();
-    let secret = outside.path().join("secret");
-    std::fs::write(&secret, [0; 8]).unwrap();
-    let folder = outside.path().join("model");
-    std::fs::create_dir(&folder).unwrap();
-    std::fs::write(folder.join("w"), [0; 8]).unwrap();
-    #[cfg(unix)]
-    {
-        std::os::unix::fs::symlink(&secret, folder.join("link")).unwrap();
-        std::os::unix::fs::symlink(folder.join("w"), folder.join("fine")).unwrap();
-        std::os::unix::fs::symlink(outside.path(), folder.join("up")).unwrap();
-        load_external(Some(&folder), vec![external("a", &[("location", "fine")])]).unwrap();
-    }
-    let absolute = secret.to_str().unwrap();
-    let cases: [(&[(&str, &str)], &str); 11] = [
-        (&[("location", "../secret")], "../secret"),
-        (&[("location", "x/../../secret")], "outside"),
-        (&[("location", absolute)], "outside"),
-        (&[("location", "link")], "link"),
-        (&[("location", "up/secret")], "up/secret"),
-        (&[("location", "gone.bin")], "gone.bin"),
-        (&[("location", ".")], "not a regular file"),
-        (&[("offset", "0")], "no location"),
-        (&[("location", "w"), ("offset", "4")], "8 bytes"),
-        (&[("location", "w"), ("length", "7")], "7"),
-        (&[("location", "w"), ("offset", "18446744073709551615")], "bytes"),
-    ];
-    for (entries, word) in cases {
-        let error =
-            load_external(Some(&folder), vec![external("the_weight", entries)]).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains(word) && text.contains("the_weight"), "{entries:?}: {text}");
-    }
-    let error = load_external(None, vec![external("a", &[("location", "w")])]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Missing);
 }
 
 #[test]
