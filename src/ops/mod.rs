@@ -15,8 +15,12 @@ mod program;
 mod registry;
 mod threads;
 
+mod concat;
 mod elementwise;
 mod identity;
+mod movement;
+mod reshape;
+mod transpose;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -91,4 +95,15 @@ pub static TABLE: &[&OpDef] = &[
     &elementwise::SIGN,
     &elementwise::RELU,
     &elementwise::GELU,
+    // reshape.rs
+    &reshape::RESHAPE,
+    &reshape::FLATTEN,
+    &reshape::SQUEEZE,
+    &reshape::UNSQUEEZE,
+    // transpose.rs
+    &transpose::TRANSPOSE,
+    // concat.rs
+    &concat::CONCAT,
+    &concat::SPLIT,
+    &concat::TILE,
 ];

@@ -1,11 +1,10 @@
 //! Functions of floats, on whole slices where there is a vector kernel for f32.
 
 use super::number::Number;
+use crate::kernels::math;
 
 /// f32 or f64.
 pub(in crate::ops) trait Float: Number {
-    /// An attribute, which ONNX gives as f32.
-    fn of(attribute: f32) -> Self;
     /// A literal.
     fn lit(v: f64) -> Self;
 
@@ -35,7 +34,6 @@ pub(in crate::ops) trait Float: Number {
     fn asinh(self) -> Self;
     fn acosh(self) -> Self;
     fn atanh(self) -> Self;
-    fn is_infinite(self) -> bool;
 }
 
 macro_rules! forward {
@@ -104,42 +102,32 @@ macro_rules! forward {
         fn atanh(self) -> Self {
             self.atanh()
         }
-        #[inline(always)]
-        fn is_infinite(self) -> bool {
-            self.is_infinite()
-        }
     };
 }
 
 impl Float for f32 {
-    fn of(attribute: f32) -> Self {
-        attribute
-    }
     fn lit(v: f64) -> Self {
         v as Self
     }
     fn exp_all(x: &mut [Self]) {
-        x.iter_mut().for_each(|x| *x = x.exp());
+        math::exp(x);
     }
     fn log_all(x: &mut [Self]) {
-        x.iter_mut().for_each(|x| *x = x.ln());
+        math::log(x);
     }
     fn tanh_all(x: &mut [Self]) {
-        x.iter_mut().for_each(|x| *x = x.tanh());
+        math::tanh(x);
     }
     fn sigmoid_all(x: &mut [Self]) {
-        x.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp()));
+        math::sigmoid(x);
     }
     fn erf_all(x: &mut [Self]) {
-        x.iter_mut().for_each(|x| *x = erf(f64::from(*x)) as Self);
+        math::erf(x);
     }
     forward!(f32);
 }
 
 impl Float for f64 {
-    fn of(attribute: f32) -> Self {
-        attribute.into()
-    }
     fn lit(v: f64) -> Self {
         v
     }
