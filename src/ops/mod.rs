@@ -14,7 +14,9 @@ mod program;
 mod registry;
 mod threads;
 
+mod epilogue;
 mod identity;
+mod matmul;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -27,4 +29,10 @@ pub use threads::Threads;
 pub static TABLE: &[&OpDef] = &[
     // identity.rs
     &identity::IDENTITY,
+    // matmul/
+    &matmul::MATMUL,
+    &matmul::FUSED_MATMUL,
+    &matmul::GEMM,
+    &matmul::FUSED_GEMM,
+    &matmul::MATMUL_INTEGER,
 ];
