@@ -4,11 +4,16 @@
 //! its compiled graph; actors are joined by bounded channels that carry *boundary tensors*, so
 //! that *micro-batches* stream through all devices at once.
 
+pub mod device;
 pub mod error;
 pub mod graph;
 pub mod kernels;
 pub mod ops;
+pub mod passes;
+mod registry;
 pub mod tensor;
 
+pub use device::DeviceId;
 pub use error::{Error, ErrorKind, Result};
+pub use registry::Registry;
 pub use tensor::{DType, Shape, Tensor, Value};

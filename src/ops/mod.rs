@@ -5,6 +5,7 @@
 //! run all read the rows.
 
 pub mod batch;
+pub mod builder;
 pub mod case;
 pub mod cost;
 mod def;
