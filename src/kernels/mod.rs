@@ -14,18 +14,24 @@
 //! for, so that a layout never meets the wrong kernel.
 
 mod aligned;
+mod conv;
 mod epilogue;
 mod error;
 mod gemm;
 mod isa;
 pub mod math;
 mod parallel;
+mod window;
 
+pub use conv::{
+    ConvEpilogue, ConvNd, PackedConv, PackedConvTranspose, conv_nd, conv_transpose2d, conv2d,
+};
 pub use epilogue::{Activation, Bias, Epilogue, Residual};
 pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};
 pub use isa::Isa;
 pub use parallel::{Parallel, Serial, split_range};
+pub use window::Window;
 
 #[cfg(test)]
 mod testing;

@@ -126,7 +126,7 @@ mod tests {
                 for p in 0..parts {
                     let r = split_range(len, parts, p, 6);
                     assert_eq!(r.start, end);
-                    assert!(r.start % 6 == 0 || r.start == len);
+                    assert!(r.start.is_multiple_of(6) || r.start == len);
                     end = r.end;
                 }
                 assert_eq!(end, len);

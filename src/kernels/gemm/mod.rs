@@ -113,7 +113,12 @@ impl Partition {
         Self::with_kernel(m, n, threads, Kernel::of(Isa::best()))
     }
 
-    fn with_kernel(m: usize, n: usize, threads: usize, kernel: &Kernel) -> Self {
+    pub(in crate::kernels) fn with_kernel(
+        m: usize,
+        n: usize,
+        threads: usize,
+        kernel: &Kernel,
+    ) -> Self {
         let threads = threads.max(1);
         let (tiles, panels) = (m.div_ceil(kernel.rows).max(1), n.div_ceil(kernel.cols).max(1));
         let (row_parts, col_parts) = if panels >= 2 * threads || panels >= tiles {
