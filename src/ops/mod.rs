@@ -14,7 +14,9 @@ mod kernel;
 mod program;
 mod registry;
 mod threads;
+mod window;
 
+mod conv;
 mod epilogue;
 mod identity;
 mod matmul;
@@ -36,4 +38,9 @@ pub static TABLE: &[&OpDef] = &[
     &matmul::GEMM,
     &matmul::FUSED_GEMM,
     &matmul::MATMUL_INTEGER,
+    // conv/
+    &conv::CONV,
+    &conv::FUSED_CONV,
+    &conv::CONV_TRANSPOSE,
+    &conv::CONV_INTEGER,
 ];

@@ -97,9 +97,12 @@ struct Conv {
 #[derive(Debug)]
 struct Weights {
     shape: Shape,
-    /// The weights themselves; dropped where they are packed for good.
+    /// The weights packed for good, where the window does not depend on the input.
+    fixed: Option<Arc<PackedConv>>,
+    /// The weights themselves, else.
     plain: Option<Tensor>,
-    packed: Mutex<Vec<Arc<PackedConv>>>,
+    /// The packed forms for the windows that were met, else.
+    met: Mutex<Vec<Arc<PackedConv>>>,
 }
 
 impl Conv {
@@ -109,13 +112,9 @@ impl Conv {
             Some(w) if w.dtype() != DType::F64 && w.rank() > 2 => {
                 let w = cast(w, DType::F32)?;
                 let shape = w.shape().clone();
-                let mut weights =
-                    Weights { shape, plain: None, packed: Mutex::new(Vec::new()) };
-                let fixed = weights.pack_fixed(&w, groups, &window)?;
-                if !fixed {
-                    weights.plain = Some(w);
-                }
-                Some(weights)
+                let fixed = Weights::pack_fixed(&w, groups, &window)?.map(Arc::new);
+                let plain = fixed.is_none().then_some(w);
+                Some(Weights { shape, fixed, plain, met: Mutex::default() })
             }
             _ => None,
         };
@@ -197,41 +196,39 @@ fn pack(weights: &[f32], e: &Extents) -> Result<PackedConv> {
 }
 
 impl Weights {
-    /// Packs them now if the padding does not depend on the input; says whether it did.
+    /// Packs them, if the window does not depend on the input.
     fn pack_fixed(
-        &mut self,
         w: &Tensor,
         groups: usize,
         window: &WindowAttributes,
-    ) -> Result<bool> {
+    ) -> Result<Option<PackedConv>> {
         if w.rank() > 4 || window.is_same() {
-            return Ok(false);
+            return Ok(None);
         }
-        let Some(in_channels) = w.shape()[1].checked_mul(groups) else { return Ok(false) };
-        // Any input that is large enough resolves to the same window.
+        let Some(in_channels) = w.shape()[1].checked_mul(groups) else { return Ok(None) };
+        // Any input that is large enough has the same window.
         let size = vec![1 << 29; w.rank() - 2];
         let axes = window.resolve(&size, &window.kernel_of(Some(&w.shape()[2..]))?)?;
         let out_channels = w.shape()[0];
         let e = Extents { batch: 1, in_channels, out_channels, groups, axes };
-        let packed = pack(w.as_slice()?, &e)?;
-        self.packed.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(packed));
-        Ok(true)
+        Ok(Some(pack(w.as_slice()?, &e)?))
     }
 
     fn for_extents(&self, e: &Extents) -> Result<Arc<PackedConv>> {
+        if let Some(fixed) = &self.fixed {
+            return Ok(Arc::clone(fixed));
+        }
         let window = window_of(e)?;
-        let mut forms = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(form) = forms.iter().find(|f| f.window() == window) {
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(form) = met.iter().find(|f| f.window() == window) {
             return Ok(Arc::clone(form));
         }
-        let Some(plain) = &self.plain else {
-            bail!(Internal, "the weights are packed for another window than {window:?}");
-        };
+        let Some(plain) = &self.plain else { bail!(Internal, "the weights are gone") };
         let form = Arc::new(pack(plain.as_slice()?, e)?);
-        if forms.len() == PACKED_FORMS {
-            forms.remove(0);
+        if met.len() == PACKED_FORMS {
+            met.remove(0);
         }
-        forms.push(Arc::clone(&form));
+        met.push(Arc::clone(&form));
         Ok(form)
     }
 }
@@ -267,4 +264,151 @@ impl CpuKernel for Conv {
     fn reads_constant(&self, input: usize) -> bool {
         input != 1 || self.weights.is_none()
     }
+}
+
+fn cases() -> Vec<Case> {
+    let mut v = Vec::new();
+    for (constant, dtype) in [
+        (false, DType::F32),
+        (true, DType::F32),
+        (false, DType::F64),
+        (false, DType::F16),
+        (true, DType::BF16),
+    ] {
+        // bf16 has eight bits; the larger sums are rounded.
+        let rtol = if dtype == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
+        let rtol = if dtype.size() == 2 { rtol } else { 0.0 };
+        let case = |name: &str, x: &[usize], w: &[usize]| {
+            let kind = if constant { "constant" } else { "run-time" };
+            let w = as_dtype(&counted(w), dtype);
+            let c = Case::new("Conv", 11, format!("{name}, {dtype}, {kind} weights"))
+                .input(as_dtype(&counted(x), dtype))
+                .close(0.0, rtol);
+            if constant { c.constant(w) } else { c.input(w) }
+        };
+        let is = |shape: &[usize], y: &[f32]| as_dtype(&filled(shape, y), dtype);
+        let bias = |b: &[f32]| as_dtype(&filled(&[b.len()], b), dtype);
+        v.push(case("padded", &[1, 1, 5, 5], &[1, 1, 3, 3]).attr("pads", vec![1_i64; 4]).output(
+            is(
+                &[1, 1, 5, 5],
+                &[
+                    88.0, 142.0, 175.0, 208.0, 136.0, 210.0, 312.0, 348.0, 384.0, 240.0, 345.0,
+                    492.0, 528.0, 564.0, 345.0, 480.0, 672.0, 708.0, 744.0, 450.0, 232.0, 304.0,
+                    319.0, 334.0, 184.0,
+                ],
+            ),
+        ));
+        v.push(
+            case("strides and unequal padding", &[1, 1, 5, 5], &[1, 1, 3, 3])
+                .attr("kernel_shape", vec![3_i64, 3])
+                .attr("strides", vec![2_i64, 2])
+                .attr("pads", vec![0_i64, 1, 2, 0])
+                .output(is(&[1, 1, 3, 2], &[210.0, 348.0, 480.0, 708.0, 62.0, 68.0])),
+        );
+        v.push(
+            case("dilations", &[1, 1, 5, 5], &[1, 1, 3, 3])
+                .attr("dilations", vec![2_i64, 2])
+                .output(is(&[1, 1, 1, 1], &[624.0])),
+        );
+        let same = [43.0, 67.0, 82.0, 49.0, 139.0, 187.0, 202.0, 113.0];
+        // An even kernel with stride 2 over 4 rows needs no padding there; 3 columns need 1 + 1.
+        for mode in ["SAME_UPPER", "SAME_LOWER"] {
+            v.push(
+                case(mode, &[1, 1, 4, 4], &[1, 1, 2, 3])
+                    .attr("strides", vec![2_i64, 1])
+                    .attr("auto_pad", mode)
+                    .output(is(&[1, 1, 2, 4], &same)),
+            );
+        }
+        // [0,1,2] with kernel [0,1]: the odd element is at the end or at the beginning.
+        for (mode, want) in [("SAME_UPPER", [1.0, 2.0, 0.0]), ("SAME_LOWER", [0.0, 1.0, 2.0])] {
+            v.push(
+                case(&format!("{mode}, odd"), &[1, 1, 3], &[1, 1, 2])
+                    .attr("auto_pad", mode)
+                    .output(is(&[1, 1, 3], &want)),
+            );
+        }
+        v.push(
+            case("groups and bias", &[2, 4, 2, 2], &[4, 2, 1, 2])
+                .attr("group", 2)
+                .input(bias(&[1.0, 2.0, 3.0, 4.0]))
+                .output(is(
+                    &[2, 4, 2, 1],
+                    &[
+                        25.0, 37.0, 66.0, 110.0, 411.0, 487.0, 580.0, 688.0, 121.0, 133.0, 418.0,
+                        462.0, 1019.0, 1095.0, 1444.0, 1552.0,
+                    ],
+                )),
+        );
+        v.push(
+            case("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3])
+                .attr("group", 2)
+                .attr("pads", vec![1_i64; 4])
+                .attr("strides", vec![2_i64, 2])
+                .output(is(
+                    &[1, 2, 2, 2],
+                    &[73.0, 154.0, 279.0, 438.0, 1123.0, 1762.0, 2034.0, 3120.0],
+                )),
+        );
+        v.push(
+            case("one axis", &[1, 2, 5], &[2, 2, 3])
+                .attr("pads", vec![1_i64, 0])
+                .attr("strides", vec![2_i64])
+                .input(bias(&[0.5, -1.0]))
+                .output(is(&[1, 2, 2], &[52.5, 94.5, 123.0, 255.0])),
+        );
+        v.push(
+            case("three axes", &[1, 1, 3, 3, 3], &[1, 1, 2, 2, 2])
+                .attr("pads", vec![0_i64, 0, 1, 0, 0, 0])
+                .attr("strides", vec![1_i64, 2, 1])
+                .output(is(&[1, 1, 2, 1, 3], &[138.0, 268.0, 296.0, 282.0, 520.0, 548.0])),
+        );
+        v.push(case("no items", &[0, 1, 3, 3], &[1, 1, 2, 2]).output(is(&[0, 1, 2, 2], &[])));
+    }
+    v
+}
+
+fn fused_cases() -> Vec<Case> {
+    let case = |name: &str, activation: &str| {
+        Case::new("FusedConv", 1, name)
+            .domain("brigade")
+            .attr("activation", activation)
+            .input(counted(&[2, 1, 2, 2]))
+            .constant(filled(&[2, 1, 1, 1], &[1.0_f32, -2.0]))
+    };
+    let z = filled(&[2, 2, 2, 2], &[-1.0_f32; 16]);
+    let y = |values: &[f32]| filled(&[2, 2, 2, 2], values);
+    let zeros = [0.0_f32; 16];
+    vec![
+        case("bias and Relu", "Relu").constant(filled(&[2], &[-1.0_f32, 3.0])).output(y(&[
+            0.0, 0.0, 1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 3.0, 4.0, 5.0, 6.0, 0.0, 0.0, 0.0, 0.0,
+        ])),
+        case("residual before Relu", "Relu").absent().input(z.clone()).output(y(&[
+            0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0, 4.0, 5.0, 6.0, 0.0, 0.0, 0.0, 0.0,
+        ])),
+        case("residual after Clip", "Clip")
+            .attr("activation_params", vec![-1.0_f32, 2.0])
+            .attr("residual_after_activation", 1)
+            .absent()
+            .input(z)
+            .output(y(&[
+                -1.0, 0.0, 1.0, 1.0, -1.0, -2.0, -2.0, -2.0, 1.0, 1.0, 1.0, 1.0, -2.0, -2.0, -2.0,
+                -2.0,
+            ])),
+        Case::new("FusedConv", 1, "three axes")
+            .domain("brigade")
+            .attr("activation", "Relu")
+            .input(filled(&[1, 1, 1, 1, 3], &[-1.0_f32, 0.0, 2.0]))
+            .input(filled(&[1, 1, 1, 1, 1], &[2.0_f32]))
+            .absent()
+            .input(filled(&[1, 1, 1, 1, 3], &[3.0_f32, -1.0, 1.0]))
+            .output(filled(&[1, 1, 1, 1, 3], &[1.0_f32, 0.0, 5.0])),
+        case("HardSwish", "HardSwish").constant(filled(&[2], &[-100.0_f32, 114.0])).output(y(&[
+            zeros[..4].to_vec(),
+            vec![114.0, 112.0, 110.0, 108.0],
+            zeros[..4].to_vec(),
+            vec![106.0, 104.0, 102.0, 100.0],
+        ]
+        .concat())),
+    ]
 }

@@ -3,9 +3,7 @@
 use super::{Extents, GROUP, cost, group, infer, plain};
 use crate::error::{Result, bail};
 use crate::ops::case::{Case, filled};
-use crate::ops::window::{
-    AUTO_PAD, DILATIONS, KERNEL_SHAPE, PADS, STRIDES, WindowAttributes,
-};
+use crate::ops::window::{AUTO_PAD, DILATIONS, KERNEL_SHAPE, PADS, STRIDES, WindowAttributes};
 use crate::ops::{CpuKernel, Io, OpDef, Port, batch};
 use crate::tensor::{DType, Tensor, cast};
 

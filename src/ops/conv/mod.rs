@@ -13,8 +13,8 @@ use super::cost::{Cost, CostQuery};
 use super::{AttributeDef, AttributeKind, Infer};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
-use crate::tensor::{DType, Shape, element_count};
 use crate::ops::window::{Axis, WindowAttributes};
+use crate::tensor::{DType, Shape, element_count};
 
 const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::F64];
 const GROUP: AttributeDef = AttributeDef::optional("group", AttributeKind::Int);
@@ -40,7 +40,8 @@ struct Extents {
 impl Extents {
     /// The extents of a convolution of an input by weights of these shapes.
     fn new(x: &[usize], w: &[usize], groups: usize, window: &WindowAttributes) -> Result<Self> {
-        let (&[batch, in_channels, ref size @ ..], &[out_channels, depth, ref kernel @ ..]) = (x, w)
+        let (&[batch, in_channels, ref size @ ..], &[out_channels, depth, ref kernel @ ..]) =
+            (x, w)
         else {
             bail!(Shape, "input `X` of shape {x:?}, weights of shape {w:?}: too few axes");
         };

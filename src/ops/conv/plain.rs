@@ -27,11 +27,8 @@ pub(super) fn convolve<T: Ring>(
                 let image = &x[(b * e.in_channels + oc / ocg * icg + ic) * size..][..size];
                 let weights = &w[(oc * icg + ic) * taps..][..taps];
                 for (tap, weight) in weights.iter().enumerate() {
-                    let tap = [
-                        tap / (h.kernel * v.kernel),
-                        tap / v.kernel % h.kernel,
-                        tap % v.kernel,
-                    ];
+                    let tap =
+                        [tap / (h.kernel * v.kernel), tap / v.kernel % h.kernel, tap % v.kernel];
                     accumulate([&d, &h, &v], tap, *weight, image, to);
                 }
             }
