@@ -20,6 +20,7 @@ mod conv;
 mod epilogue;
 mod identity;
 mod matmul;
+mod pool;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -43,4 +44,11 @@ pub static TABLE: &[&OpDef] = &[
     &conv::FUSED_CONV,
     &conv::CONV_TRANSPOSE,
     &conv::CONV_INTEGER,
+    // pool/
+    &pool::MAX_POOL,
+    &pool::AVERAGE_POOL,
+    &pool::LP_POOL,
+    &pool::GLOBAL_AVERAGE_POOL,
+    &pool::GLOBAL_MAX_POOL,
+    &pool::GLOBAL_LP_POOL,
 ];

@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn taps_inside_agree_with_their_sources() {
-        for size in [1, 5, 8] {
+        for size in [1_usize, 5, 8] {
             for (kernel, stride, dilation, pads) in
                 [(3, 1, 1, [1, 1]), (3, 2, 2, [2, 3]), (2, 3, 1, [4, 0]), (5, 2, 1, [4, 4])]
             {
