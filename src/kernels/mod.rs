@@ -21,6 +21,9 @@ mod gemm;
 mod isa;
 pub mod math;
 mod parallel;
+mod pool;
+mod qgemm;
+mod strip;
 mod window;
 
 pub use conv::{
@@ -31,6 +34,11 @@ pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};
 pub use isa::Isa;
 pub use parallel::{Parallel, Serial, split_range};
+pub use pool::{
+    AveragePool, PoolKind, average_pool2d, global_average_pool, global_max_pool, max_pool2d,
+    pool_nd,
+};
+pub use qgemm::{Bytes, PackedQ, QMatRef, qgemm};
 pub use window::Window;
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Gathering and depthwise sums for AVX2 and FMA.
 
-use super::depthwise::{SLACK, Strip};
+use super::depthwise::Taps;
 use super::im2col::Gather;
 use super::scalar;
 use crate::kernels::math::avx2::{clamp, splat};
+use crate::kernels::strip::avx2::even;
+use crate::kernels::strip::{SLACK, Strip};
 use std::arch::x86_64::*;
 
 /// Columns of the panels that the AVX2 tile reads.
@@ -84,44 +86,16 @@ fn lanes(lane: usize, len: usize, base: i32) -> __m256i {
     _mm256_andnot_si256(_mm256_cmpgt_epi32(from, index), _mm256_cmpgt_epi32(end, index))
 }
 
-/// The elements at even places of sixteen.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn even(a: __m256, b: __m256) -> __m256 {
-    let mixed = _mm256_castps_pd(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
-    _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(mixed))
-}
-
-/// Copies every `stride`-th element of `from`, beginning with the first, to `to`.
-#[target_feature(enable = "avx2,fma")]
-pub(super) fn deinterleave(from: &[f32], stride: usize, to: &mut [f32]) {
-    let mut done = 0;
-    if stride == 2 {
-        while done + 8 <= to.len() && 2 * done + 16 <= from.len() {
-            // SAFETY: 16 elements to read and 8 to write were checked.
-            unsafe {
-                let i = from.as_ptr().add(2 * done);
-                let v = even(_mm256_loadu_ps(i), _mm256_loadu_ps(i.add(8)));
-                _mm256_storeu_ps(to.as_mut_ptr().add(done), v);
-            }
-            done += 8;
-        }
-    }
-    if done < to.len() {
-        scalar::deinterleave(&from[stride * done..], stride, &mut to[done..]);
-    }
-}
-
 /// All outputs of one band: rows of `width` sums, with the bias and an optional clamp.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn depthwise(s: &Strip<'_>, width: usize, bounds: Option<(f32, f32)>, out: &mut [f32]) {
+pub(super) fn depthwise(s: &Strip<'_>, t: &Taps<'_>, width: usize, out: &mut [f32]) {
     let rows = out.len() / width.max(1);
     if rows == 0 || width == 0 {
         return;
     }
-    let (lo, hi) = bounds.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
-    let taps = s.weights.len() / s.columns.len();
-    let last_row = (rows - 1) * s.row_stride + (taps - 1) * s.row_dilation;
+    // Checks the weights that any tile reads.
+    let _ = &t.weights[..s.taps * s.columns.len()];
+    let last_row = (rows - 1) * s.row_stride + (s.taps - 1) * s.row_dilation;
     let last_column = s.columns.iter().max().copied().unwrap_or(0);
     // Checks the last element that any tile reads.
     let _ = &s.data[last_row * s.row..][..last_column + width - 1 + SLACK];
@@ -136,12 +110,12 @@ pub(super) fn depthwise(s: &Strip<'_>, width: usize, bounds: Option<(f32, f32)>,
             unsafe {
                 let src = s.data.as_ptr().add(y * s.row_stride * s.row + x);
                 match (count, have <= 8) {
-                    (4.., false) => tile::<4, 2>(s, taps, src, lo, hi, o, width, have),
-                    (4.., true) => tile::<4, 1>(s, taps, src, lo, hi, o, width, have),
-                    (2..=3, false) => tile::<2, 2>(s, taps, src, lo, hi, o, width, have),
-                    (2..=3, true) => tile::<2, 1>(s, taps, src, lo, hi, o, width, have),
-                    (_, false) => tile::<1, 2>(s, taps, src, lo, hi, o, width, have),
-                    (_, true) => tile::<1, 1>(s, taps, src, lo, hi, o, width, have),
+                    (4.., false) => tile::<4, 2>(s, t, src, o, width, have),
+                    (4.., true) => tile::<4, 1>(s, t, src, o, width, have),
+                    (2..=3, false) => tile::<2, 2>(s, t, src, o, width, have),
+                    (2..=3, true) => tile::<2, 1>(s, t, src, o, width, have),
+                    (_, false) => tile::<1, 2>(s, t, src, o, width, have),
+                    (_, true) => tile::<1, 1>(s, t, src, o, width, have),
                 }
             }
         }
@@ -161,25 +135,23 @@ pub(super) fn depthwise(s: &Strip<'_>, width: usize, bounds: Option<(f32, f32)>,
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const O: usize, const V: usize>(
     s: &Strip<'_>,
-    taps: usize,
+    t: &Taps<'_>,
     src: *const f32,
-    lo: f32,
-    hi: f32,
     out: *mut f32,
     width: usize,
     have: usize,
 ) {
     let kw = s.columns.len();
-    let mut acc = [[splat(s.bias); V]; O];
-    for r in 0..(O - 1) * s.row_stride + (taps - 1) * s.row_dilation + 1 {
+    let mut acc = [[splat(t.bias); V]; O];
+    for r in 0..(O - 1) * s.row_stride + (s.taps - 1) * s.row_dilation + 1 {
         // Which row of weights each output row applies to input row r.
         let mut weights = [std::ptr::null::<f32>(); O];
         let mut any = false;
         for o in 0..O {
             if let Some(d) = r.checked_sub(o * s.row_stride) {
                 let ky = if s.row_dilation == 1 { d } else { d / s.row_dilation };
-                if ky < taps && ky * s.row_dilation == d {
-                    weights[o] = s.weights.as_ptr().wrapping_add(ky * kw);
+                if ky < s.taps && ky * s.row_dilation == d {
+                    weights[o] = t.weights.as_ptr().wrapping_add(ky * kw);
                     any = true;
                 }
             }
@@ -206,6 +178,7 @@ unsafe fn tile<const O: usize, const V: usize>(
             }
         }
     }
+    let (lo, hi) = t.bounds.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
     let (lo, hi) = (splat(lo), splat(hi));
     for o in 0..O {
         for v in 0..V {

@@ -21,9 +21,11 @@ use super::gemm::block::{Block, Left, Right};
 use super::gemm::kernel::Kernel;
 use super::gemm::{MatRef, PackedA, Partition};
 use super::parallel::{Parallel, SharedOut, for_each_part};
+use super::strip::StripPlan;
 use super::{Activation, Bias, Epilogue, Isa, KernelError, Residual, Window};
 use depthwise::Depthwise;
 use im2col::Im2col;
+pub(in crate::kernels) use nd::advance;
 pub use nd::{ConvNd, conv_nd};
 pub use transpose::{PackedConvTranspose, conv_transpose2d};
 
@@ -120,7 +122,7 @@ impl PackedConv {
         let depth = checked_product("weights", &[icg, taps])?;
         let need = checked_product("weights", &[out_channels, depth])?;
         check_len("weights", weights.len(), need)?;
-        let weights = if icg == 1 && groups > 1 && Depthwise::suits(&window) {
+        let weights = if icg == 1 && groups > 1 && StripPlan::suits(&window) {
             Weights::Depthwise(Depthwise::new(&weights[..need], window, ocg))
         } else {
             let group = |g: usize| {

@@ -38,6 +38,21 @@ fn exp2i(n: __m256i) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))))
 }
 
+/// The larger of two values; NaN where either is. The maximum answers its second operand when one
+/// is NaN, so `a` stays NaN by itself and the mask adds `b`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(in crate::kernels) fn max_or_nan(a: __m256, b: __m256) -> __m256 {
+    _mm256_or_ps(_mm256_max_ps(b, a), _mm256_cmp_ps::<_CMP_UNORD_Q>(b, b))
+}
+
+/// The smaller of two values; NaN where either is.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(in crate::kernels) fn min_or_nan(a: __m256, b: __m256) -> __m256 {
+    _mm256_or_ps(_mm256_min_ps(b, a), _mm256_cmp_ps::<_CMP_UNORD_Q>(b, b))
+}
+
 /// x clamped to lo..=hi; NaN stays NaN, because max and min answer their second operand then.
 #[inline]
 #[target_feature(enable = "avx2,fma")]

@@ -1,4 +1,4 @@
-//! Elementary functions on slices.
+//! Elementary functions, reductions, softmax and normalisation on slices.
 //!
 //! | function | largest error of the vector path | beyond the range |
 //! |---|---|---|
@@ -12,8 +12,16 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_rows;
 mod poly;
+mod reduce;
+mod rows;
 pub(in crate::kernels) mod scalar;
+mod scalar_rows;
+
+pub use reduce::{Reduce, reduce};
+pub use rows::{layer_norm, layer_norm_into, log_softmax, softmax};
 
 use super::{Isa, KernelError, error::check_len, isa::Kind};
 
@@ -58,5 +66,7 @@ unary! {
     erf, erf_into: "Error function";
 }
 
+#[cfg(test)]
+mod row_tests;
 #[cfg(test)]
 mod tests;
