@@ -266,6 +266,12 @@ impl From<std::io::Error> for Error {
     }
 }
 
+impl From<crate::kernels::KernelError> for Error {
+    fn from(error: crate::kernels::KernelError) -> Self {
+        Self::new(ErrorKind::Kernel, error.to_string())
+    }
+}
+
 /// Shorthand used across the crate: `err!(Shape, "…{}…", x)`.
 macro_rules! err {
     ($kind:ident, $($arg:tt)*) => {

@@ -14,6 +14,7 @@ mod kernel;
 mod program;
 mod registry;
 mod threads;
+mod window;
 
 mod concat;
 mod elementwise;
@@ -21,6 +22,11 @@ mod identity;
 mod movement;
 mod reshape;
 mod transpose;
+mod conv;
+mod epilogue;
+mod identity;
+mod matmul;
+mod pool;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -106,4 +112,22 @@ pub static TABLE: &[&OpDef] = &[
     &concat::CONCAT,
     &concat::SPLIT,
     &concat::TILE,
+    // matmul/
+    &matmul::MATMUL,
+    &matmul::FUSED_MATMUL,
+    &matmul::GEMM,
+    &matmul::FUSED_GEMM,
+    &matmul::MATMUL_INTEGER,
+    // conv/
+    &conv::CONV,
+    &conv::FUSED_CONV,
+    &conv::CONV_TRANSPOSE,
+    &conv::CONV_INTEGER,
+    // pool/
+    &pool::MAX_POOL,
+    &pool::AVERAGE_POOL,
+    &pool::LP_POOL,
+    &pool::GLOBAL_AVERAGE_POOL,
+    &pool::GLOBAL_MAX_POOL,
+    &pool::GLOBAL_LP_POOL,
 ];
