@@ -17,7 +17,9 @@ mod threads;
 mod concat;
 mod identity;
 mod movement;
+mod pad;
 mod reshape;
+mod slice;
 mod transpose;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
@@ -42,4 +44,8 @@ pub static TABLE: &[&OpDef] = &[
     &concat::CONCAT,
     &concat::SPLIT,
     &concat::TILE,
+    // slice.rs
+    &slice::SLICE,
+    // pad.rs
+    &pad::PAD,
 ];
