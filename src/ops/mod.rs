@@ -20,7 +20,9 @@ mod concat;
 mod elementwise;
 mod identity;
 mod movement;
+mod pad;
 mod reshape;
+mod slice;
 mod transpose;
 mod conv;
 mod epilogue;
@@ -130,4 +132,8 @@ pub static TABLE: &[&OpDef] = &[
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
+    // slice.rs
+    &slice::SLICE,
+    // pad.rs
+    &pad::PAD,
 ];
