@@ -17,18 +17,17 @@ mod threads;
 mod window;
 
 mod concat;
-mod elementwise;
-mod identity;
-mod movement;
-mod pad;
-mod reshape;
-mod slice;
-mod transpose;
 mod conv;
+mod elementwise;
 mod epilogue;
 mod identity;
 mod matmul;
+mod movement;
+mod pad;
 mod pool;
+mod reshape;
+mod slice;
+mod transpose;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
