@@ -174,6 +174,13 @@ impl Error {
         self
     }
 
+    /// Says in front of the message what it is about: a file, an entry of it, a tensor.
+    #[must_use]
+    pub(crate) fn within(mut self, what: &str) -> Self {
+        self.0.message = format!("{what}: {}", self.0.message);
+        self
+    }
+
     /// Adds the dtypes and shapes of the inputs, unless a deeper node gave its own.
     #[must_use]
     pub fn with_shapes(mut self, shapes: impl Into<String>) -> Self {

@@ -237,6 +237,22 @@ impl Dim {
         }
     }
 
+    /// Whether it cannot be negative while no symbol in it is: true only where that is certain.
+    pub fn is_non_negative(&self) -> bool {
+        let certain = |atom: &Atom| match atom {
+            Atom::Symbol(_) => true,
+            Atom::FloorDiv(a, b) | Atom::Min(a, b) => a.is_non_negative() && b.is_non_negative(),
+            Atom::Max(a, b) => a.is_non_negative() || b.is_non_negative(),
+        };
+        self.0.iter().all(|t| t.coefficient >= 0 && t.factors.iter().all(certain))
+    }
+
+    /// It, or 0 where it might be negative.
+    #[must_use]
+    pub fn or_zero(self) -> Self {
+        if self.is_non_negative() { self } else { self.larger(&Self::fixed(0)) }
+    }
+
     /// The product of several extents.
     pub fn product<'a>(dims: impl IntoIterator<Item = &'a Self>) -> Self {
         dims.into_iter().fold(Self::fixed(1), |a, d| a * d.clone())

@@ -150,6 +150,21 @@ impl Case {
     }
 }
 
+/// A tensor for a case. Where the shape does not fit, it is one that no case expects.
+pub(super) fn of<T: Element>(shape: &[usize], data: Vec<T>) -> Tensor {
+    Tensor::new(shape, data).unwrap_or_else(|_| Tensor::of_i64(&[i64::MIN; 7]))
+}
+
+/// [`of`] for i64.
+pub(super) fn ints(shape: &[usize], data: Vec<i64>) -> Tensor {
+    of(shape, data)
+}
+
+/// A tensor of 0, 1, 2, … for a case.
+pub(super) fn iota(shape: &[usize]) -> Tensor {
+    ints(shape, (0..shape.iter().product::<usize>() as i64).collect())
+}
+
 /// Why `got` is not `want` within `atol + rtol * |want|`; NaN equals NaN.
 ///
 /// # Errors

@@ -16,11 +16,15 @@ mod registry;
 mod threads;
 mod window;
 
+mod concat;
 mod conv;
 mod epilogue;
 mod identity;
 mod matmul;
+mod movement;
 mod pool;
+mod reshape;
+mod transpose;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -33,6 +37,17 @@ pub use threads::Threads;
 pub static TABLE: &[&OpDef] = &[
     // identity.rs
     &identity::IDENTITY,
+    // reshape.rs
+    &reshape::RESHAPE,
+    &reshape::FLATTEN,
+    &reshape::SQUEEZE,
+    &reshape::UNSQUEEZE,
+    // transpose.rs
+    &transpose::TRANSPOSE,
+    // concat.rs
+    &concat::CONCAT,
+    &concat::SPLIT,
+    &concat::TILE,
     // matmul/
     &matmul::MATMUL,
     &matmul::FUSED_MATMUL,

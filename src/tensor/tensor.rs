@@ -226,6 +226,27 @@ impl Tensor {
         bytemuck::checked::try_cast_slice_mut(bytes).map_err(|e| err!(Internal, "{described}: {e}"))
     }
 
+    /// The elements as bytes for writing; copies them first if somebody else holds this memory.
+    /// Whoever writes into a bool tensor must write 0 and 1 only.
+    ///
+    /// # Errors
+    /// If it holds strings.
+    pub(crate) fn as_mut_bytes(&mut self) -> Result<&mut [u8]> {
+        if self.dtype == DType::String {
+            bail!(DType, "strings have no bytes of their own");
+        }
+        if self.buffer.is_empty() {
+            return Ok(&mut []);
+        }
+        if !self.buffer.is_unique() {
+            self.buffer = Buffer::copy_of(self.buffer.as_bytes());
+        }
+        let described = self.describe();
+        self.buffer
+            .unique_bytes()
+            .ok_or_else(|| err!(Internal, "{described}: a fresh copy is not unique"))
+    }
+
     /// Whether writing needs no copy, so that a kernel may work in place.
     pub fn is_unique(&mut self) -> bool {
         self.buffer.is_unique()

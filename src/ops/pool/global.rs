@@ -159,7 +159,9 @@ impl CpuKernel for Kind {
                     *y = match self {
                         Self::Average => (sum(x, |x| x) / plane as f64) as f32,
                         Self::Max => x.iter().fold(f32::LEAST, |a, x| if *x > a { *x } else { a }),
-                        Self::Norm(p) => sum(x, |x| x.abs().powi(*p)).powf(1.0 / f64::from(*p)) as f32,
+                        Self::Norm(p) => {
+                            sum(x, |x| x.abs().powi(*p)).powf(1.0 / f64::from(*p)) as f32
+                        }
                     };
                 }
             });

@@ -124,9 +124,8 @@ impl Planes {
             let end = a.size + if padding { a.pads[0] + a.pads[1] } else { 0 };
             let begin = if padding { 0 } else { a.pads[0] };
             let count = |at: usize| {
-                let inside = |t: &usize| {
-                    (begin..begin + end).contains(&(at * a.stride + t * a.dilation))
-                };
+                let inside =
+                    |t: &usize| (begin..begin + end).contains(&(at * a.stride + t * a.dilation));
                 (0..a.kernel).filter(inside).count()
             };
             (0..a.out).map(count).collect()

@@ -108,7 +108,11 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
     let kernel: Vec<Option<usize>> = window.kernel_of(None)?.into_iter().map(Some).collect();
     let shape = match i.shape(0) {
         Some(x) if x.len() < 3 => {
-            bail!(Shape, "input `X` has {} axes, expected batch, channels and spatial axes", x.len())
+            bail!(
+                Shape,
+                "input `X` has {} axes, expected batch, channels and spatial axes",
+                x.len()
+            )
         }
         Some(x) => {
             let mut shape: Vec<Dim> = x[..2].to_vec();
@@ -184,11 +188,8 @@ impl Pool {
                 let (size, out_size) = ([h.size, v.size], [h.out, v.out]);
                 match self.kind {
                     Kind::Average { padding } => {
-                        let count = if padding {
-                            AveragePool::IncludePad
-                        } else {
-                            AveragePool::ExcludePad
-                        };
+                        let count =
+                            if padding { AveragePool::IncludePad } else { AveragePool::ExcludePad };
                         average_pool2d(x, planes, size, &window, count, out_size, y, io.threads())?;
                     }
                     _ => max_pool2d(x, planes, size, &window, out_size, y, io.threads())?,
@@ -240,7 +241,11 @@ impl CpuKernel for Pool {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
         let &[n, c, ref size @ ..] = &x.shape()[..] else {
-            bail!(Shape, "input `X` is {}, expected batch, channels and spatial axes", x.describe());
+            bail!(
+                Shape,
+                "input `X` is {}, expected batch, channels and spatial axes",
+                x.describe()
+            );
         };
         let axes = self.window.resolve(size, &self.window.kernel_of(None)?)?;
         let shape = shape_of(x, &axes);
@@ -325,7 +330,8 @@ fn max_cases() -> Vec<Case> {
                 .output(is(&[1, 2, 3], &[0.0, 2.0, 4.0, 5.0, 7.0, 9.0])),
         );
         v.push(
-            case("three axes", &[1, 1, 2, 2, 2], &[2, 2, 1]).output(is(&[1, 1, 1, 1, 2], &[6.0, 7.0])),
+            case("three axes", &[1, 1, 2, 2, 2], &[2, 2, 1])
+                .output(is(&[1, 1, 1, 1, 2], &[6.0, 7.0])),
         );
         v.push(
             case("Indices, column-major", &[1, 2, 3, 2], &[2, 1])
@@ -345,10 +351,7 @@ fn max_cases() -> Vec<Case> {
             .attr("strides", vec![2_i64, 2])
             .attr("pads", vec![0_i64, 0, 1, 1])
             .input(filled(&[1, 2, 3, 3], &x))
-            .output(filled(
-                &[1, 2, 2, 2],
-                &[7.0_f32, 8.0, 1.0, 2.0, 16.0, 17.0, 10.0, 11.0],
-            ))
+            .output(filled(&[1, 2, 2, 2], &[7.0_f32, 8.0, 1.0, 2.0, 16.0, 17.0, 10.0, 11.0]))
             .output(filled(&[1, 2, 2, 2], &[1_i64, 2, 7, 8, 10, 11, 16, 17])),
     );
     v.push(
@@ -434,11 +437,16 @@ fn norm_cases() -> Vec<Case> {
             .input(filled(&[1, 1, x.len()], x))
     };
     vec![
-        case("p = 2", &[3.0, -4.0, 3.0]).output(filled(&[1, 1, 2], &[5.0_f32, 5.0])).close(0.0, 1e-6),
+        case("p = 2", &[3.0, -4.0, 3.0])
+            .output(filled(&[1, 1, 2], &[5.0_f32, 5.0]))
+            .close(0.0, 1e-6),
         case("p = 1 with padding", &[3.0, -4.0])
             .attr("p", 1)
             .attr("pads", vec![1_i64, 0])
             .output(filled(&[1, 1, 2], &[3.0_f32, 7.0])),
-        case("p = 3", &[1.0, 2.0]).attr("p", 3).output(filled(&[1, 1, 1], &[2.080_083_8_f32])).close(0.0, 1e-6),
+        case("p = 3", &[1.0, 2.0])
+            .attr("p", 3)
+            .output(filled(&[1, 1, 1], &[2.080_083_8_f32]))
+            .close(0.0, 1e-6),
     ]
 }
