@@ -4,6 +4,7 @@
 //! its compiled graph; actors are joined by bounded channels that carry *boundary tensors*, so
 //! that *micro-batches* stream through all devices at once.
 
+pub mod check;
 pub mod device;
 pub mod error;
 pub mod graph;

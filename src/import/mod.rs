@@ -18,6 +18,8 @@ use crate::graph::Graph;
 #[cfg(feature = "onnx")]
 #[allow(unsafe_code)]
 mod mmap;
+#[cfg(test)]
+mod mutate;
 mod npy;
 mod npz;
 #[cfg(feature = "onnx")]
@@ -259,6 +261,9 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
 
 /// `: it is …` for bytes that are known to be something else, or nothing.
 fn describe_magic(bytes: &[u8]) -> String {
+    // Text may begin with blank lines; none of the others begins with what looks like one.
+    let bytes =
+        if bytes.trim_ascii_start().starts_with(b"<") { bytes.trim_ascii_start() } else { bytes };
     MAGICS
         .iter()
         .find(|(at, magic, _)| bytes.get(*at..).is_some_and(|b| b.starts_with(magic)))

@@ -3,7 +3,7 @@
 use super::batch::{BatchFlow, BatchQuery};
 use super::case::{Case, ints, iota, of};
 use super::def::types::{ANY, I64S};
-use super::movement::{Item, Mover, Strided, produce};
+use super::movement::{Item, Mover, Strided, produce, walked};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Threads, cost};
 use crate::error::{Result, bail, err};
 use crate::graph::Dim;
@@ -205,20 +205,11 @@ impl CpuKernel for Split {
         let inner: usize = x.shape()[axis + 1..].iter().product();
         let mut start = 0;
         for n in lengths {
-            let part = if outer == 1 && x.dtype().size() > 0 {
-                // One run: the memory is shared.
-                let flat = x.reshape([extent, inner])?.rows(start, n)?;
-                let mut shape = x.shape().to_vec();
-                shape[axis] = n;
-                flat.reshape(shape)?
-            } else {
-                let mut shape = x.shape().to_vec();
-                shape[axis] = n;
-                let dims = [outer, n * inner];
-                let walk = Strided::new(start * inner, &dims, &[(extent * inner) as isize, 1]);
-                produce(io, &[&x], shape, &walk)?
-            };
-            io.emit(part);
+            let mut shape = x.shape().to_vec();
+            shape[axis] = n;
+            let steps = [(extent * inner) as isize, 1];
+            let walk = Strided::new(start * inner, &[outer, n * inner], &steps);
+            io.emit(walked(io, &x, shape, &walk)?);
             start += n;
         }
         Ok(())

@@ -18,12 +18,17 @@ mod window;
 
 mod concat;
 mod conv;
+mod elementwise;
 mod epilogue;
 mod identity;
 mod matmul;
 mod movement;
 mod pool;
 mod reshape;
+mod pad;
+mod pool;
+mod reshape;
+mod slice;
 mod transpose;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
@@ -37,6 +42,68 @@ pub use threads::Threads;
 pub static TABLE: &[&OpDef] = &[
     // identity.rs
     &identity::IDENTITY,
+    // elementwise/
+    &elementwise::ADD,
+    &elementwise::SUB,
+    &elementwise::MUL,
+    &elementwise::DIV,
+    &elementwise::MOD,
+    &elementwise::POW,
+    &elementwise::PRELU,
+    &elementwise::MAX,
+    &elementwise::MIN,
+    &elementwise::SUM,
+    &elementwise::MEAN,
+    &elementwise::EQUAL,
+    &elementwise::LESS,
+    &elementwise::LESS_OR_EQUAL,
+    &elementwise::GREATER,
+    &elementwise::GREATER_OR_EQUAL,
+    &elementwise::AND,
+    &elementwise::OR,
+    &elementwise::XOR,
+    &elementwise::WHERE,
+    &elementwise::CLIP,
+    &elementwise::IS_NAN,
+    &elementwise::IS_INF,
+    &elementwise::NOT,
+    &elementwise::EXP,
+    &elementwise::LOG,
+    &elementwise::TANH,
+    &elementwise::SIGMOID,
+    &elementwise::ERF,
+    &elementwise::SQRT,
+    &elementwise::RECIPROCAL,
+    &elementwise::FLOOR,
+    &elementwise::CEIL,
+    &elementwise::ROUND,
+    &elementwise::LEAKY_RELU,
+    &elementwise::THRESHOLDED_RELU,
+    &elementwise::HARD_SIGMOID,
+    &elementwise::HARD_SWISH,
+    &elementwise::ELU,
+    &elementwise::SELU,
+    &elementwise::CELU,
+    &elementwise::SOFTPLUS,
+    &elementwise::SOFTSIGN,
+    &elementwise::MISH,
+    &elementwise::SHRINK,
+    &elementwise::SIN,
+    &elementwise::COS,
+    &elementwise::TAN,
+    &elementwise::ASIN,
+    &elementwise::ACOS,
+    &elementwise::ATAN,
+    &elementwise::SINH,
+    &elementwise::COSH,
+    &elementwise::ASINH,
+    &elementwise::ACOSH,
+    &elementwise::ATANH,
+    &elementwise::NEG,
+    &elementwise::ABS,
+    &elementwise::SIGN,
+    &elementwise::RELU,
+    &elementwise::GELU,
     // reshape.rs
     &reshape::RESHAPE,
     &reshape::FLATTEN,
@@ -66,4 +133,8 @@ pub static TABLE: &[&OpDef] = &[
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
+    // slice.rs
+    &slice::SLICE,
+    // pad.rs
+    &pad::PAD,
 ];

@@ -42,6 +42,25 @@ pub(super) fn produce(
     Ok(out)
 }
 
+/// What a walk over `x` visits, in `shape`; shares the memory where that is one run.
+///
+/// # Errors
+/// If the walk does not have as many elements as the shape, or leaves `x`.
+pub(super) fn walked(
+    io: &Io<'_>,
+    x: &Tensor,
+    shape: impl Into<Shape>,
+    walk: &Strided,
+) -> Result<Tensor> {
+    let shape = shape.into();
+    match walk.run() {
+        Some((start, count)) if shape.elements() > 0 => {
+            x.reshape([x.len()])?.rows(start, count)?.reshape(shape)
+        }
+        _ => produce(io, &[x], shape, walk),
+    }
+}
+
 /// Lets `mover` write into an existing tensor of numbers, of the sources' dtype.
 ///
 /// # Errors
@@ -126,9 +145,13 @@ impl Strided {
         Self { offset, dims: d, strides: s }
     }
 
-    /// Whether it visits consecutive elements from the first one on.
-    pub(super) fn is_plain(&self) -> bool {
-        self.offset == 0 && self.strides.iter().all(|s| *s == 1) && self.dims.len() <= 1
+    /// The start and length of the run that it visits, if that is all.
+    fn run(&self) -> Option<(usize, usize)> {
+        match (self.dims.as_slice(), self.strides.as_slice()) {
+            ([], _) => Some((self.offset, 1)),
+            ([n], [1]) => Some((self.offset, *n)),
+            _ => None,
+        }
     }
 
     fn check(&self, len: usize) -> Result<()> {
@@ -352,8 +375,7 @@ mod tests {
     #[test]
     fn axes_fold_and_reach_is_checked() {
         let walk = Strided::new(0, &[2, 1, 3, 4], &[12, 99, 4, 1]);
-        assert!(walk.is_plain());
-        assert_eq!(walk.dims, [24]);
+        assert_eq!(walk.run(), Some((0, 24)));
         let mut out = vec![0u8; 24];
         assert!(walk.fill(&[&[0u8; 23]], &mut out, &Threads::single()).is_err());
     }

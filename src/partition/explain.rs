@@ -45,7 +45,8 @@ pub struct SegmentReport {
 /// let y = graph.add_value("y", Fact::unknown()).unwrap();
 /// graph.add_node("n", "Relu", [Some(x)], [Some(y)]);
 /// graph.set_outputs([y]);
-/// let split = Segmentation::new(&graph, &DeviceMap::single("cpu".parse::<brigade::partition::DeviceId>().unwrap())).unwrap();
+/// let map = DeviceMap::single("cpu".parse().unwrap());
+/// let split = Segmentation::new(&graph, &map).unwrap();
 /// let report = PlanReport::new(&split, &[], None, &|_| None);
 /// assert_eq!(report.segments[0].ops["Relu"], 1);
 /// assert!(report.to_string().contains("cpu:0"));

@@ -168,8 +168,8 @@ pub struct DeviceMap {
 
 impl DeviceMap {
     /// All nodes on one device; fits any graph.
-    pub fn single(device: impl Into<DeviceId>) -> Self {
-        let places = Places::Everywhere(Placement::from(device.into()));
+    pub fn single(device: DeviceId) -> Self {
+        let places = Places::Everywhere(device.into());
         Self { places, pinned: BTreeSet::new(), notices: Vec::new() }
     }
 

@@ -270,3 +270,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_long_alternating_chain_is_cut_at_each_change() {
+    const NODES: usize = 10_000;
+    let mut graph = Graph::new("long");
+    let mut last = graph.add_input("x", Fact::unknown()).unwrap();
+    for i in 0..NODES {
+        let next = graph.add_value(format!("v{i}"), Fact::unknown()).unwrap();
+        graph.add_node(format!("n{i}"), "Toy", [Some(last)], [Some(next)]);
+        last = next;
+    }
+    graph.set_outputs([last]);
+    let map = DeviceMap::from_placements(&graph, |id, _| DeviceId::cpu(id.0 % 2).into());
+    let split = Segmentation::new(&graph, &map).unwrap();
+    assert_eq!((split.segments().len(), split.edges().len()), (NODES, NODES - 1));
+    assert_eq!(toy_split(&graph, &split, &[5]), toy(&graph, &[5]));
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_a_plan_panic(
+        text in r#"\{"schema":1(,"(rules|threads|in_flight|replicas)":(\[.{0,40}\]|\{.{0,40}\}|.{0,9})){0,3}\}"#,
+    ) {
+        let _ = Plan::parse(&text);
+        let _ = text.parse::<Matcher>();
+        let _ = text.parse::<DeviceId>();
+    }
+}

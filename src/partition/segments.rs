@@ -36,7 +36,7 @@ pub enum OutputSource {
     },
     /// The same tensor for each item.
     Constant(Tensor),
-    /// The parameter of this name, as it was bound.
+    /// The parameter of this name, as it is bound.
     Param(String),
 }
 
@@ -426,8 +426,9 @@ impl<'a> Split<'a> {
         }
         let info = self.graph.value(value);
         match &info.constant {
+            // A parameter may be bound anew.
+            _ if info.param => Ok(OutputSource::Param(info.name.clone())),
             Some(tensor) => Ok(OutputSource::Constant(tensor.clone())),
-            None if info.param => Ok(OutputSource::Param(info.name.clone())),
             None => Err(self.lost(value)),
         }
     }

@@ -95,3 +95,99 @@ impl<'a> Weights<'a> {
         mmap::map(&file).map_err(|e| e.within(&format!("`{location}`")))
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use prost::Message;
+
+    use super::super::tests::*;
+    use super::*;
+    use crate::import::{Limits, from_bytes};
+    use crate::{ErrorKind, Tensor};
+
+    pub(in super::super) fn external(name: &str, entries: &[(&str, &str)]) -> pb::TensorProto {
+        pb::TensorProto {
+            raw_data: None,
+            data_location: Some(pb::tensor_proto::DataLocation::External as i32),
+            external_data: entries
+                .iter()
+                .map(|(k, v)| pb::StringStringEntryProto {
+                    key: Some((*k).to_owned()),
+                    value: Some((*v).to_owned()),
+                })
+                .collect(),
+            ..floats(name, &[0.0; 2])
+        }
+    }
+
+    fn load_external(
+        folder: Option<&Path>,
+        tensors: Vec<pb::TensorProto>,
+    ) -> Result<Vec<Tensor>, Error> {
+        let mut g = body(&["x"], vec![], &["x"]);
+        g.initializer = tensors;
+        let graph = from_bytes(&model(g).encode_to_vec(), folder, &Limits::default())?.graph;
+        Ok(graph.values().iter().filter_map(|v| v.constant.clone()).collect())
+    }
+
+    #[test]
+    fn external_weights_are_mapped_and_shared() {
+        let folder = tempfile::tempdir().unwrap();
+        let data: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        std::fs::create_dir(folder.path().join("sub")).unwrap();
+        std::fs::write(folder.path().join("sub/w.bin"), &data).unwrap();
+        let w = load_external(
+            Some(folder.path()),
+            vec![
+                external("a", &[("location", "./sub/w.bin")]),
+                external("b", &[("location", "./sub/w.bin"), ("offset", "16"), ("length", "8")]),
+                external("c", &[("location", "sub/w.bin"), ("offset", "2")]),
+            ],
+        );
+        // Without a length, the dims say how much of the file it is.
+        let w = w.unwrap();
+        assert_eq!(w[0].as_slice::<f32>().unwrap(), [0.0, 1.0]);
+        assert_eq!(w[1].as_slice::<f32>().unwrap(), [4.0, 5.0]);
+        assert!(w[0].buffer().same_memory(w[1].buffer()));
+        assert_eq!(w[2].as_bytes(), &data[2..10]);
+    }
+
+    #[test]
+    fn external_weights_stay_in_the_folder_of_the_model() {
+        let outside = tempfile::tempdir().unwrap();
+        let secret = outside.path().join("secret");
+        std::fs::write(&secret, [0; 8]).unwrap();
+        let folder = outside.path().join("model");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("w"), [0; 8]).unwrap();
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(&secret, folder.join("link")).unwrap();
+            std::os::unix::fs::symlink(folder.join("w"), folder.join("fine")).unwrap();
+            std::os::unix::fs::symlink(outside.path(), folder.join("up")).unwrap();
+            load_external(Some(&folder), vec![external("a", &[("location", "fine")])]).unwrap();
+        }
+        let absolute = secret.to_str().unwrap();
+        let cases: [(&[(&str, &str)], &str); 11] = [
+            (&[("location", "../secret")], "../secret"),
+            (&[("location", "x/../../secret")], "outside"),
+            (&[("location", absolute)], "outside"),
+            (&[("location", "link")], "link"),
+            (&[("location", "up/secret")], "up/secret"),
+            (&[("location", "gone.bin")], "gone.bin"),
+            (&[("location", ".")], "not a regular file"),
+            (&[("offset", "0")], "no location"),
+            (&[("location", "w"), ("offset", "4")], "8 bytes"),
+            (&[("location", "w"), ("length", "7")], "7"),
+            (&[("location", "w"), ("offset", "18446744073709551615")], "bytes"),
+        ];
+        for (entries, word) in cases {
+            let error =
+                load_external(Some(&folder), vec![external("the_weight", entries)]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(word) && text.contains("the_weight"), "{entries:?}: {text}");
+        }
+        let error = load_external(None, vec![external("a", &[("location", "w")])]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Missing);
+    }
+}

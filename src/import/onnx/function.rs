@@ -280,3 +280,128 @@ impl Body<'_> {
         Ok(out)
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use prost::Message;
+
+    use super::super::tests::*;
+    use super::*;
+    use crate::ErrorKind;
+    use crate::import::{Limits, from_bytes};
+
+    pub(in super::super) fn function(
+        name: &str,
+        inputs: &[&str],
+        nodes: Vec<pb::NodeProto>,
+        outputs: &[&str],
+    ) -> pb::FunctionProto {
+        pb::FunctionProto {
+            name: Some(name.to_owned()),
+            domain: Some("local".to_owned()),
+            input: inputs.iter().map(|&s| s.to_owned()).collect(),
+            output: outputs.iter().map(|&s| s.to_owned()).collect(),
+            node: nodes,
+            opset_import: vec![opset("", 13), opset("local", 1)],
+            ..Default::default()
+        }
+    }
+
+    pub(in super::super) fn call(op: &str, inputs: &[&str], outputs: &[&str]) -> pb::NodeProto {
+        pb::NodeProto { domain: Some("local".to_owned()), ..node(op, inputs, outputs) }
+    }
+
+    #[test]
+    fn functions_are_written_out() {
+        let mut inner = function(
+            "Scaled",
+            &["x", "bias"],
+            vec![
+                with(node("Foo", &["x", "bias"], &["t"]), reference("axis", "which")),
+                with(node("Bar", &["t"], &["out"]), reference("k", "missing")),
+            ],
+            &["out"],
+        );
+        inner.attribute_proto = vec![int("which", 5)];
+        let outer = function(
+            "Twice",
+            &["x"],
+            vec![
+                with(call("Scaled", &["x", "x"], &["t"]), int("which", 9)),
+                call("Scaled", &["t"], &["y"]),
+            ],
+            &["y", "x"],
+        );
+        let mut m = model(body(
+            &["x"],
+            vec![named("f", call("Twice", &["x"], &["a", "copy"])), call("Twice", &["a"], &["y"])],
+            &["y", "copy"],
+        ));
+        m.functions = vec![inner, outer];
+        let graph = graph_of(&m);
+        let ops: Vec<_> = graph.nodes().iter().map(|n| n.op.as_str()).collect();
+        assert_eq!(ops, ["Foo", "Bar", "Foo", "Bar", "Identity", "Foo", "Bar", "Foo", "Bar"]);
+        let axes: Vec<_> = graph.nodes().iter().filter_map(|n| n.int("axis").unwrap()).collect();
+        assert_eq!(axes, [9, 5, 9, 5]);
+        assert!(graph.nodes().iter().all(|n| n.version == 13 && !n.attributes.contains_key("k")));
+        assert_eq!(names(&graph, &graph.nodes()[0]), ["x", "x"]);
+        assert_eq!(names(&graph, &graph.nodes()[2])[1], "", "the bias is left out");
+        assert_eq!(names(&graph, &graph.nodes()[5])[0], "a");
+        assert_eq!(graph.output_names().collect::<Vec<_>>(), ["y", "copy"]);
+    }
+
+    #[test]
+    fn subgraphs_of_functions_keep_their_names_apart() {
+        // The function's subgraph has a value called `w`, and so has the caller, for the input.
+        let inner =
+            body(&[], vec![node("Neg", &["x"], &["w"]), node("Add", &["w", "x"], &["r"])], &["r"]);
+        let f = function(
+            "F",
+            &["c", "x"],
+            vec![with(node("If", &["c"], &["y"]), subgraph("then_branch", inner))],
+            &["y"],
+        );
+        let mut m = model(body(&["c", "w"], vec![call("F", &["c", "w"], &["y"])], &["y"]));
+        m.functions = vec![f];
+        let graph = graph_of(&m);
+        let n = &graph.nodes()[0];
+        assert_eq!(names(&graph, n), ["c", "w"]);
+        let then = sub(n, "then_branch");
+        let add = &then.nodes()[1];
+        assert_eq!(add.inputs[0], then.nodes()[0].outputs[0]);
+        assert_eq!(add.inputs[1], Some(then.inputs()[0]));
+    }
+
+    #[test]
+    fn runaway_functions_are_stopped() {
+        let mut m = model(body(&["x"], vec![call("F", &["x"], &["y"])], &["y"]));
+        m.functions = vec![function("F", &["x"], vec![call("F", &["x"], &["y"])], &["y"])];
+        let error = error_of(&m);
+        assert_eq!(error.kind(), ErrorKind::Limit);
+        assert!(error.to_string().contains('F'), "{error}");
+        // Sixteen functions that each call the next one sixteen times.
+        m.functions = (0..16)
+            .map(|i| {
+                let next = if i == 15 { "G".to_owned() } else { format!("F{}", i + 1) };
+                let calls = (0..16)
+                    .map(|k| {
+                        call(
+                            &next,
+                            &["x"],
+                            &[if k == 0 { "y".to_owned() } else { format!("y{k}") }.as_str()],
+                        )
+                    })
+                    .collect();
+                function(
+                    &if i == 0 { "F".to_owned() } else { format!("F{i}") },
+                    &["x"],
+                    calls,
+                    &["y"],
+                )
+            })
+            .collect();
+        let limits = Limits { max_nodes: 10_000, ..Limits::default() };
+        let error = from_bytes(&m.encode_to_vec(), None, &limits).map(|i| i.graph).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Limit);
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use super::attribute::Read;
-use super::{Importer, Opsets, domain_of, fact, pb};
+use super::{Importer, Opsets, domain_of, fact, pb, some_of};
 use crate::error::{Result, bail, err};
 use crate::graph::{Attribute, Fact, Graph, Node, ValueId, ValueInfo};
 use crate::tensor::Tensor;
@@ -70,9 +70,7 @@ impl Importer<'_> {
             return Err(crate::Error::internal("the stack of graphs is empty"));
         };
         if scope.graph.sort()? {
-            let name = &scope.graph.name;
-            self.notices
-                .push(format!("the nodes of graph `{name}` were out of order and were sorted"));
+            self.sorted.push(format!("graph `{}`", scope.graph.name));
         }
         Ok((scope.graph, scope.captured))
     }
@@ -124,10 +122,8 @@ impl Importer<'_> {
             self.scope().graph.inputs.push(id);
         }
         if self.overridable && !constants.is_empty() {
-            self.notices.push(format!(
-                "inputs with a default are constants here: {}",
-                some_of(constants.iter().copied())
-            ));
+            self.notices
+                .push(format!("inputs with a default are constants here: {}", some_of(&constants)));
         }
         Ok(())
     }
@@ -157,7 +153,6 @@ impl Importer<'_> {
             nodes.iter().filter_map(|n| n.proto.name.clone()).filter(|n| !n.is_empty()).collect();
         let mut seen: HashSet<String> = HashSet::with_capacity(nodes.len());
         let mut next: HashMap<String, usize> = HashMap::new();
-        let mut renamed = Vec::new();
         for (i, node) in nodes.iter_mut().enumerate() {
             let (name, op) = labels(&node.proto);
             if !name.is_empty() && seen.insert(name.clone()) {
@@ -173,14 +168,10 @@ impl Importer<'_> {
                 }
             };
             if !name.is_empty() {
-                renamed.push(format!("`{name}` is now `{new}`"));
+                self.renamed.push(format!("`{name}` is now `{new}`"));
             }
             seen.insert(new.clone());
             node.proto.name = Some(new);
-        }
-        if !renamed.is_empty() {
-            let listed = some_of(renamed.iter().map(String::as_str));
-            self.notices.push(format!("nodes with the name of another were renamed: {listed}"));
         }
     }
 
@@ -366,15 +357,4 @@ pub(super) fn unique(name: String, taken: &mut HashSet<String>) -> String {
 /// The node's name and operator.
 pub(super) fn labels(node: &pb::NodeProto) -> (String, String) {
     (node.name.clone().unwrap_or_default(), node.op_type.clone().unwrap_or_default())
-}
-
-/// The first few of several names.
-fn some_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    const SHOWN: usize = 5;
-    let all: Vec<&str> = names.collect();
-    let mut text = all[..all.len().min(SHOWN)].join(", ");
-    if let more @ 1.. = all.len().saturating_sub(SHOWN) {
-        text.push_str(&format!(" and {more} more"));
-    }
-    text
 }

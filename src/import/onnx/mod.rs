@@ -15,6 +15,9 @@ mod graph;
 #[allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications)]
 mod pb;
 mod tensor;
+#[cfg(test)]
+mod tests;
+mod wire;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -40,6 +43,7 @@ pub(super) fn sniff(bytes: &[u8]) -> bool {
 
 /// Reads a serialised `ModelProto`.
 pub(super) fn read(source: &Source<'_>) -> Result<Imported> {
+    wire::check(&source.bytes, source.limits.max_bytes)?;
     let model = pb::ModelProto::decode(source.bytes.clone()).map_err(|e| {
         err!(Format, "is not an ONNX model, or is damaged or truncated")
             .with_source(e)
@@ -75,6 +79,7 @@ fn import(model: pb::ModelProto, source: &Source<'_>) -> Result<Imported> {
     let (mut graph, _) = importer.build(graph, &Rc::new(opsets))?;
     importer.refuse_unsupported()?;
     graph.validate()?;
+    importer.note_repairs();
 
     let fields = [
         ("onnx.ir_version", Some(ir.to_string())),
@@ -137,6 +142,10 @@ struct Importer<'a> {
     values: usize,
     constant_bytes: u64,
     unsupported: Vec<String>,
+    /// Graphs whose nodes were out of order.
+    sorted: Vec<String>,
+    /// Nodes that had the name of another, in words.
+    renamed: Vec<String>,
     notices: Vec<String>,
 }
 
@@ -155,6 +164,8 @@ impl<'a> Importer<'a> {
             values: 0,
             constant_bytes: 0,
             unsupported: Vec::new(),
+            sorted: Vec::new(),
+            renamed: Vec::new(),
             notices: Vec::new(),
         }
     }
@@ -184,18 +195,36 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
+    fn note_repairs(&mut self) {
+        if !self.sorted.is_empty() {
+            let graphs = some_of(&self.sorted);
+            self.notices.push(format!("nodes were out of order and were sorted, in {graphs}"));
+        }
+        if !self.renamed.is_empty() {
+            let nodes = some_of(&self.renamed);
+            self.notices.push(format!("nodes with the name of another were renamed: {nodes}"));
+        }
+    }
+
     /// One error that lists everything that no graph here can hold.
     fn refuse_unsupported(&self) -> Result<()> {
-        const LISTED: usize = 20;
         if self.unsupported.is_empty() {
             return Ok(());
         }
-        let mut listed = self.unsupported.iter().take(LISTED).cloned().collect::<Vec<_>>();
-        if let more @ 1.. = self.unsupported.len().saturating_sub(LISTED) {
-            listed.push(format!("{more} more"));
-        }
-        bail!(Unsupported, "the model uses what cannot be read: {}", listed.join("; "))
+        bail!(Unsupported, "the model uses what cannot be read: {}", some_of(&self.unsupported))
     }
+}
+
+/// The first few of several things.
+fn some_of<T: AsRef<str>>(all: &[T]) -> String {
+    const SHOWN: usize = 20;
+    let mut parts: Vec<&str> = all.iter().take(SHOWN).map(AsRef::as_ref).collect();
+    let more = all.len().saturating_sub(SHOWN);
+    let rest = format!("{more} more");
+    if more > 0 {
+        parts.push(&rest);
+    }
+    parts.join("; ")
 }
 
 /// Imports `bytes` and drops the outcome; for fuzzing.

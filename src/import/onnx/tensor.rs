@@ -157,3 +157,90 @@ fn type_name(number: i32) -> String {
         Err(_) => number.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    fn parse(proto: pb::TensorProto) -> Result<Tensor> {
+        read(proto, &mut Weights::new(None), &Limits::default())
+    }
+
+    fn proto(dtype: DType, dims: &[i64]) -> pb::TensorProto {
+        let (dims, data_type) = (dims.to_vec(), Some(dtype as i32));
+        pb::TensorProto { dims, data_type, ..Default::default() }
+    }
+
+    fn ints(dtype: DType, data: &[i32]) -> Result<Tensor> {
+        let p = proto(dtype, &[data.len() as i64]);
+        parse(pb::TensorProto { int32_data: data.to_vec(), ..p })
+    }
+
+    #[test]
+    fn narrow_types_come_in_the_field_of_whole_numbers() {
+        let half = i32::from(f16::from_f32(1.5).to_bits());
+        assert_eq!(ints(DType::F16, &[half]).unwrap().item::<f16>().unwrap().to_f32(), 1.5);
+        let half = i32::from(bf16::from_f32(-2.0).to_bits());
+        assert_eq!(ints(DType::BF16, &[half]).unwrap().item::<bf16>().unwrap().to_f32(), -2.0);
+        assert_eq!(ints(DType::I8, &[-128, 127]).unwrap().as_slice::<i8>().unwrap(), [-128, 127]);
+        assert_eq!(ints(DType::U8, &[0, 255]).unwrap().as_slice::<u8>().unwrap(), [0, 255]);
+        assert_eq!(ints(DType::I16, &[-300]).unwrap().as_slice::<i16>().unwrap(), [-300]);
+        assert_eq!(ints(DType::U16, &[65535]).unwrap().as_slice::<u16>().unwrap(), [65535]);
+        assert_eq!(ints(DType::I32, &[-7]).unwrap().as_slice::<i32>().unwrap(), [-7]);
+        assert_eq!(ints(DType::Bool, &[1, 0]).unwrap().as_slice::<bool>().unwrap(), [true, false]);
+        assert!(ints(DType::Bool, &[2]).is_err());
+        assert!(ints(DType::U8, &[256]).is_err());
+        assert!(ints(DType::F16, &[1 << 16]).is_err());
+    }
+
+    #[test]
+    fn wide_types_have_fields_of_their_own() {
+        let p = pb::TensorProto { int64_data: vec![i64::MIN], ..proto(DType::I64, &[1]) };
+        assert_eq!(parse(p).unwrap().item::<i64>().unwrap(), i64::MIN);
+        let p = pb::TensorProto { uint64_data: vec![u64::MAX], ..proto(DType::U64, &[]) };
+        assert_eq!(parse(p.clone()).unwrap().item::<u64>().unwrap(), u64::MAX);
+        assert!(parse(pb::TensorProto { data_type: Some(DType::U32 as i32), ..p }).is_err());
+        let p = pb::TensorProto { uint64_data: vec![9], ..proto(DType::U32, &[1, 1]) };
+        assert_eq!(parse(p).unwrap().item::<u32>().unwrap(), 9);
+        let p = pb::TensorProto { double_data: vec![0.1], ..proto(DType::F64, &[1]) };
+        assert_eq!(parse(p).unwrap().item::<f64>().unwrap(), 0.1);
+        let p = pb::TensorProto { float_data: vec![1.0, 2.0], ..proto(DType::C64, &[1]) };
+        assert_eq!(parse(p).unwrap().bytes(), 8);
+        let string_data = vec![Bytes::from("a"), Bytes::from("ß")];
+        let p = pb::TensorProto { string_data, ..proto(DType::String, &[2]) };
+        assert_eq!(parse(p.clone()).unwrap().as_strings().unwrap()[1], "ß");
+        let bad = pb::TensorProto { string_data: vec![Bytes::from(&b"\xff"[..]); 2], ..p };
+        assert_eq!(parse(bad).unwrap_err().kind(), crate::ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn four_bit_elements_are_put_one_to_a_byte() {
+        // 1, -8, 7, -1 and 3 as they are packed: the first in the low half.
+        let raw_data = Some(Bytes::from(vec![0x81, 0xF7, 0x03]));
+        let p = pb::TensorProto { raw_data, ..proto(DType::I4, &[5]) };
+        assert_eq!(parse(p).unwrap().as_bytes(), [1, 0xF8, 7, 0xFF, 3]);
+        let p = pb::TensorProto { int32_data: vec![0x81, 0xF7], ..proto(DType::U4, &[2, 2]) };
+        assert_eq!(parse(p).unwrap().as_bytes(), [1, 8, 7, 15]);
+    }
+
+    #[test]
+    fn sizes_must_agree() {
+        let raw = |n: usize| Some(Bytes::from(vec![0; n]));
+        for (dims, bytes, fits) in
+            [(&[2, 3][..], 24, true), (&[2, 3], 23, false), (&[], 4, true), (&[0], 0, true)]
+        {
+            let p = pb::TensorProto { raw_data: raw(bytes), ..proto(DType::F32, dims) };
+            assert_eq!(parse(p).is_ok(), fits, "{dims:?} {bytes}");
+        }
+        for dims in [&[-1][..], &[i64::MAX, i64::MAX], &[1 << 40], &[3], &[1; 100]] {
+            let p = pb::TensorProto { float_data: vec![0.0; 2], ..proto(DType::F32, dims) };
+            assert!(parse(p).is_err(), "{dims:?}");
+        }
+        let segment = Some(pb::tensor_proto::Segment { begin: Some(0), end: Some(1) });
+        let p = pb::TensorProto { segment, ..proto(DType::F32, &[0]) };
+        assert_eq!(parse(p).unwrap_err().kind(), crate::ErrorKind::Unsupported);
+        assert!(parse(pb::TensorProto::default()).is_err());
+    }
+}
