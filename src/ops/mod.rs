@@ -23,6 +23,8 @@ mod epilogue;
 mod identity;
 mod matmul;
 mod movement;
+mod pool;
+mod reshape;
 mod pad;
 mod pool;
 mod reshape;
