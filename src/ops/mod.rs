@@ -15,10 +15,12 @@ mod registry;
 mod threads;
 
 mod concat;
+mod gather;
 mod identity;
 mod movement;
 mod pad;
 mod reshape;
+mod scatter;
 mod slice;
 mod transpose;
 
@@ -48,4 +50,12 @@ pub static TABLE: &[&OpDef] = &[
     &slice::SLICE,
     // pad.rs
     &pad::PAD,
+    // gather.rs
+    &gather::GATHER,
+    &gather::GATHER_ELEMENTS,
+    &gather::GATHER_ND,
+    // scatter.rs
+    &scatter::SCATTER,
+    &scatter::SCATTER_ELEMENTS,
+    &scatter::SCATTER_ND,
 ];
