@@ -15,10 +15,14 @@ mod registry;
 mod threads;
 
 mod concat;
+mod constant;
+mod control;
+mod expand;
 mod gather;
 mod identity;
 mod movement;
 mod pad;
+mod range;
 mod reshape;
 mod scatter;
 mod slice;
@@ -58,4 +62,16 @@ pub static TABLE: &[&OpDef] = &[
     &scatter::SCATTER,
     &scatter::SCATTER_ELEMENTS,
     &scatter::SCATTER_ND,
+    // expand.rs
+    &expand::EXPAND,
+    &expand::SHAPE,
+    &expand::SIZE,
+    &expand::CONSTANT_OF_SHAPE,
+    // range.rs
+    &range::RANGE,
+    // constant.rs
+    &constant::CONSTANT,
+    // control.rs
+    &control::IF,
+    &control::LOOP,
 ];
