@@ -174,6 +174,13 @@ impl Error {
         self
     }
 
+    /// Says in front of the message what it is about: a file, an entry of it, a tensor.
+    #[must_use]
+    pub(crate) fn within(mut self, what: &str) -> Self {
+        self.0.message = format!("{what}: {}", self.0.message);
+        self
+    }
+
     /// Adds the dtypes and shapes of the inputs, unless a deeper node gave its own.
     #[must_use]
     pub fn with_shapes(mut self, shapes: impl Into<String>) -> Self {
@@ -256,6 +263,12 @@ impl std::error::Error for Error {
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::new(ErrorKind::Io, error.to_string())
+    }
+}
+
+impl From<crate::kernels::KernelError> for Error {
+    fn from(error: crate::kernels::KernelError) -> Self {
+        Self::new(ErrorKind::Kernel, error.to_string())
     }
 }
 

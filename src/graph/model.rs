@@ -87,6 +87,18 @@ impl Graph {
         }
     }
 
+    /// An empty graph with this one's metadata and opsets, whose fresh symbols clash with none of
+    /// this one's: what a part of this graph is built in.
+    pub(crate) fn part(&self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            metadata: self.metadata.clone(),
+            opsets: self.opsets.clone(),
+            fresh: self.fresh,
+            ..Self::default()
+        }
+    }
+
     /// Adds a value that a node will make.
     ///
     /// # Errors

@@ -4,6 +4,22 @@ use crate::error::Result;
 use crate::graph::{Attribute, Fact, Graph};
 use crate::tensor::{DType, Element, Tensor, Value};
 
+/// A tensor for a case, whose author counts its elements.
+pub(super) fn filled<T: Element>(shape: &[usize], elements: &[T]) -> Tensor {
+    Tensor::from_slice(shape, elements).expect("a case gives as many elements as its shape has")
+}
+
+/// 0, 1, 2, … as f32, for a case.
+pub(super) fn counted(shape: &[usize]) -> Tensor {
+    let n: usize = shape.iter().product();
+    filled(shape, &(0..n).map(|x| x as f32).collect::<Vec<_>>())
+}
+
+/// A tensor for a case in another dtype.
+pub(super) fn as_dtype(tensor: &Tensor, dtype: DType) -> Tensor {
+    crate::tensor::cast(tensor, dtype).expect("a case converts numbers to numbers")
+}
+
 /// One application of an operator with what must come out.
 #[derive(Clone, Debug)]
 pub struct Case {

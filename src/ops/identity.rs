@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// The input itself.
-pub static IDENTITY: OpDef = OpDef {
+pub(super) static IDENTITY: OpDef = OpDef {
     name: "Identity",
     domain: "",
     since: 1,

@@ -224,20 +224,44 @@ pub fn broadcast_dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
 /// If an operator is not in the registry, or its inputs contradict its specification; the error
 /// names the node.
 pub fn infer_graph(graph: &mut Graph, registry: &OpRegistry) -> Result<Vec<Known>> {
-    let mut next = 0;
-    for v in &graph.values {
-        for d in v.fact.shape.iter().flatten() {
-            d.visit_symbols(&mut |s| {
-                if let Some(n) = s.strip_prefix('?').and_then(|n| n.parse::<u64>().ok()) {
-                    next = next.max(n);
-                }
-            });
-        }
-    }
     let inputs: Vec<Known> =
         graph.inputs.iter().map(|v| Known::fact(graph.value(*v).fact.clone())).collect();
-    let mut fresh = Counter { next };
+    let mut fresh = Counter { next: highest_fresh(graph) };
     infer_all(graph, &inputs, registry, &mut fresh)
+}
+
+/// Infers the outputs of the last node from the stored facts; for building step by step.
+pub(crate) fn infer_last(graph: &mut Graph, registry: &OpRegistry) -> Result<()> {
+    let Some(mut node) = graph.nodes.pop() else { return Ok(()) };
+    let mut all: Vec<Known> = graph
+        .values
+        .iter()
+        .map(|v| match &v.constant {
+            Some(t) => Known::constant(t),
+            None => Known::fact(v.fact.clone()),
+        })
+        .collect();
+    let mut fresh = Counter { next: highest_fresh(graph) };
+    let done = infer_node(&mut node, &mut all, registry, &mut fresh)
+        .map_err(|e| e.with_node(&node.name, &node.op));
+    for v in node.makes() {
+        graph.values[v.index()].fact = all[v.index()].fact.clone();
+    }
+    graph.nodes.push(node);
+    done
+}
+
+/// The highest number of a symbol that inference made.
+fn highest_fresh(graph: &Graph) -> u64 {
+    let mut highest = 0;
+    for d in graph.values.iter().filter_map(|v| v.fact.shape.as_ref()).flatten() {
+        d.visit_symbols(&mut |s| {
+            if let Some(n) = s.strip_prefix('?').and_then(|n| n.parse::<u64>().ok()) {
+                highest = highest.max(n);
+            }
+        });
+    }
+    highest
 }
 
 fn infer_into(

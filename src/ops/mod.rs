@@ -5,6 +5,7 @@
 //! run all read the rows.
 
 pub mod batch;
+pub mod builder;
 pub mod case;
 pub mod cost;
 mod def;
@@ -13,16 +14,22 @@ mod kernel;
 mod program;
 mod registry;
 mod threads;
+mod window;
 
 mod concat;
 mod constant;
 mod control;
 mod expand;
 mod gather;
+mod conv;
+mod elementwise;
+mod epilogue;
 mod identity;
+mod matmul;
 mod movement;
 mod pad;
 mod range;
+mod pool;
 mod reshape;
 mod scatter;
 mod slice;
@@ -39,6 +46,68 @@ pub use threads::Threads;
 pub static TABLE: &[&OpDef] = &[
     // identity.rs
     &identity::IDENTITY,
+    // elementwise/
+    &elementwise::ADD,
+    &elementwise::SUB,
+    &elementwise::MUL,
+    &elementwise::DIV,
+    &elementwise::MOD,
+    &elementwise::POW,
+    &elementwise::PRELU,
+    &elementwise::MAX,
+    &elementwise::MIN,
+    &elementwise::SUM,
+    &elementwise::MEAN,
+    &elementwise::EQUAL,
+    &elementwise::LESS,
+    &elementwise::LESS_OR_EQUAL,
+    &elementwise::GREATER,
+    &elementwise::GREATER_OR_EQUAL,
+    &elementwise::AND,
+    &elementwise::OR,
+    &elementwise::XOR,
+    &elementwise::WHERE,
+    &elementwise::CLIP,
+    &elementwise::IS_NAN,
+    &elementwise::IS_INF,
+    &elementwise::NOT,
+    &elementwise::EXP,
+    &elementwise::LOG,
+    &elementwise::TANH,
+    &elementwise::SIGMOID,
+    &elementwise::ERF,
+    &elementwise::SQRT,
+    &elementwise::RECIPROCAL,
+    &elementwise::FLOOR,
+    &elementwise::CEIL,
+    &elementwise::ROUND,
+    &elementwise::LEAKY_RELU,
+    &elementwise::THRESHOLDED_RELU,
+    &elementwise::HARD_SIGMOID,
+    &elementwise::HARD_SWISH,
+    &elementwise::ELU,
+    &elementwise::SELU,
+    &elementwise::CELU,
+    &elementwise::SOFTPLUS,
+    &elementwise::SOFTSIGN,
+    &elementwise::MISH,
+    &elementwise::SHRINK,
+    &elementwise::SIN,
+    &elementwise::COS,
+    &elementwise::TAN,
+    &elementwise::ASIN,
+    &elementwise::ACOS,
+    &elementwise::ATAN,
+    &elementwise::SINH,
+    &elementwise::COSH,
+    &elementwise::ASINH,
+    &elementwise::ACOSH,
+    &elementwise::ATANH,
+    &elementwise::NEG,
+    &elementwise::ABS,
+    &elementwise::SIGN,
+    &elementwise::RELU,
+    &elementwise::GELU,
     // reshape.rs
     &reshape::RESHAPE,
     &reshape::FLATTEN,
@@ -50,6 +119,24 @@ pub static TABLE: &[&OpDef] = &[
     &concat::CONCAT,
     &concat::SPLIT,
     &concat::TILE,
+    // matmul/
+    &matmul::MATMUL,
+    &matmul::FUSED_MATMUL,
+    &matmul::GEMM,
+    &matmul::FUSED_GEMM,
+    &matmul::MATMUL_INTEGER,
+    // conv/
+    &conv::CONV,
+    &conv::FUSED_CONV,
+    &conv::CONV_TRANSPOSE,
+    &conv::CONV_INTEGER,
+    // pool/
+    &pool::MAX_POOL,
+    &pool::AVERAGE_POOL,
+    &pool::LP_POOL,
+    &pool::GLOBAL_AVERAGE_POOL,
+    &pool::GLOBAL_MAX_POOL,
+    &pool::GLOBAL_LP_POOL,
     // slice.rs
     &slice::SLICE,
     // pad.rs

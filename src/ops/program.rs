@@ -272,3 +272,10 @@ impl Program {
         self.steps.is_empty()
     }
 }
+
+impl Program {
+    /// Bytes of the constants that are kept (weights that a kernel packed are not among them).
+    pub fn constant_bytes(&self) -> usize {
+        self.constants.iter().flatten().map(Value::bytes).sum()
+    }
+}

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::{Result, err};
+use crate::error::{Error, Result, err};
+use crate::kernels::Parallel;
 
 /// The calling thread alone, or a pool of a stated size that belongs to one actor.
 ///
@@ -82,6 +83,47 @@ impl Threads {
                 });
             }
             _ => work(0, out),
+        }
+    }
+}
+
+impl Threads {
+    /// As [`Self::split_rows`] for work that may fail; the error of the first failing chunk is
+    /// returned after all of them have ended.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn try_split_rows<T: Send>(
+        &self,
+        out: &mut [T],
+        row: usize,
+        work: impl Fn(usize, &mut [T]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+        self.split_rows(out, row, |first, chunk| {
+            if let Err(e) = work(first, chunk) {
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                if failed.as_ref().is_none_or(|(at, _)| first < *at) {
+                    *failed = Some((first, e));
+                }
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some((_, e)) => Err(e),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Parallel for Threads {
+    fn threads(&self) -> usize {
+        self.count()
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn() + Sync)) {
+        match &self.0 {
+            Some(pool) => Parallel::run(&**pool, tasks, task),
+            None => crate::kernels::Serial.run(tasks, task),
         }
     }
 }

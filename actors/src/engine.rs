@@ -1,0 +1,461 @@
+//! What the handle, the source, the actors and the sink of one pipeline share.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use crate::credit::Credits;
+use crate::edge::Target;
+use crate::error::{ErrorKind, ItemError};
+use crate::inbox::{Bell, Flags};
+use crate::item::{Item, Outcome};
+use crate::join::Join;
+use crate::lane::{Grant, Lanes, Seat};
+use crate::metrics::nanos;
+use crate::metrics::{ActorStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats};
+use crate::packet::Seq;
+use crate::payload::Payload;
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
+use crate::topology::InPort;
+use crate::trace::{Ring, Trace, TraceActor};
+
+pub(crate) struct Engine<P> {
+    pub(crate) name: String,
+    pub(crate) origin: Instant,
+    pub(crate) credits: Credits,
+    pub(crate) flight: Flight<P>,
+    /// For each source port, who takes from it.
+    pub(crate) sources: Vec<Vec<Target<P>>>,
+    /// The joins of the actors and, last, of the sink.
+    pub(crate) joins: Vec<Join>,
+    pub(crate) sink: Join,
+    /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
+    pub(crate) sinks: usize,
+    pub(crate) actors: Vec<ActorCell<P>>,
+    pub(crate) edges: Vec<EdgeCell>,
+    pub(crate) devices: Vec<Arc<Lanes>>,
+    pub(crate) next_stream: AtomicU64,
+    /// Why the pipeline ends or ended.
+    ending: Mutex<Option<(PipelineState, ItemError)>>,
+    exits: Exits,
+    counts: Counts,
+}
+
+/// What is known of an actor outside its thread.
+pub(crate) struct ActorCell<P> {
+    pub(crate) name: Arc<str>,
+    pub(crate) device: Arc<str>,
+    pub(crate) bell: Arc<Bell<P>>,
+    pub(crate) meter: Meter,
+    pub(crate) ring: Ring,
+    pub(crate) lane: LaneHold,
+}
+
+/// An actor's hold on a lane of its device.
+pub(crate) struct LaneHold {
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) seat: Arc<Seat>,
+    state: Mutex<Hold>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    Free,
+    Held,
+    /// Held by a thread that was left behind.
+    Poisoned,
+}
+
+pub(crate) struct EdgeCell {
+    pub(crate) meter: EdgeMeter,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) taker: InPort,
+    pub(crate) capacity: usize,
+}
+
+#[derive(Default)]
+struct Counts {
+    admitted: AtomicU64,
+    completed: AtomicU64,
+    failed: AtomicU64,
+    latency_sum: AtomicU64,
+    latency_max: AtomicU64,
+}
+
+/// The parts of an engine that the spawn wires up.
+pub(crate) struct Wiring<P> {
+    pub(crate) name: String,
+    pub(crate) in_flight: usize,
+    pub(crate) sources: Vec<Vec<Target<P>>>,
+    pub(crate) joins: Vec<Join>,
+    pub(crate) sink: Join,
+    pub(crate) sinks: usize,
+    pub(crate) actors: Vec<ActorCell<P>>,
+    pub(crate) edges: Vec<EdgeCell>,
+    pub(crate) devices: Vec<Arc<Lanes>>,
+    pub(crate) origin: Instant,
+}
+
+impl<P: 'static> Engine<P> {
+    pub(crate) fn new(wiring: Wiring<P>) -> Self {
+        Self {
+            name: wiring.name,
+            origin: wiring.origin,
+            credits: Credits::new(wiring.in_flight),
+            flight: Flight::default(),
+            sources: wiring.sources,
+            joins: wiring.joins,
+            sink: wiring.sink,
+            sinks: wiring.sinks,
+            exits: Exits::new(wiring.actors.len()),
+            actors: wiring.actors,
+            edges: wiring.edges,
+            devices: wiring.devices,
+            next_stream: AtomicU64::new(0),
+            ending: Mutex::new(None),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(crate) const fn exits(&self) -> &Exits {
+        &self.exits
+    }
+
+    /// Why the pipeline ends or ended; `None` while it runs.
+    pub(crate) fn ending(&self) -> Option<(PipelineState, ItemError)> {
+        lock(&self.ending).clone()
+    }
+
+    /// True once the items in flight were given up.
+    pub(crate) fn has_stopped(&self) -> bool {
+        let ending = lock(&self.ending);
+        matches!(*ending, Some((PipelineState::Stopped | PipelineState::Failed, _)))
+    }
+
+    /// Takes no more items; those in flight go on.
+    pub(crate) fn begin_drain(&self) {
+        let cause = ItemError::new(ErrorKind::Shutdown, "the pipeline is draining");
+        {
+            let mut ending = lock(&self.ending);
+            if ending.is_none() {
+                *ending = Some((PipelineState::Draining, cause.clone()));
+            }
+        }
+        self.credits.close(cause);
+        self.ring_all(Flags::FLUSH);
+    }
+
+    pub(crate) fn ring_all(&self, flag: u32) {
+        for actor in &self.actors {
+            actor.bell.ring(flag);
+        }
+    }
+
+    /// Counts an admission and gives it its place in flight.
+    pub(crate) fn enter(
+        &self,
+        make: impl FnOnce(Seq, usize) -> Item<P>,
+    ) -> Result<Arc<Item<P>>, ItemError> {
+        let item = self.flight.insert(make)?;
+        self.counts.admitted.fetch_add(1, Ordering::Relaxed);
+        Ok(item)
+    }
+
+    /// Gives an item its result and its credit back; nobody sees the one without the other.
+    pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
+        let failed = outcome.is_err();
+        let (_, wakeups) = item.settle(outcome, |first| {
+            self.flight.remove(item).then(|| {
+                self.count_result(item, failed || !first);
+                self.credits.release()
+            })
+        });
+        if let Some(wakeups) = wakeups {
+            wakeups.wake();
+        }
+    }
+
+    fn count_result(&self, item: &Item<P>, failed: bool) {
+        let latency = nanos(item.admitted.elapsed());
+        self.counts.completed.fetch_add(1, Ordering::Relaxed);
+        self.counts.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
+        self.counts.latency_sum.fetch_add(latency, Ordering::Relaxed);
+        self.counts.latency_max.fetch_max(latency, Ordering::Relaxed);
+    }
+
+    /// Ends the pipeline: every item in flight gets `cause` as its result, every push is refused
+    /// with it, every actor is told. Does not wait. The first cause stays.
+    pub(crate) fn stop(&self, state: PipelineState, cause: &ItemError) {
+        {
+            let mut ending = lock(&self.ending);
+            match &*ending {
+                Some((PipelineState::Stopped | PipelineState::Failed, _)) => return,
+                _ => *ending = Some((state, cause.clone())),
+            }
+        }
+        self.credits.close(cause.clone());
+        for item in self.flight.close(cause) {
+            self.count_result(&item, true);
+            item.abort(cause.clone());
+            if let Some(stream) = &item.stream {
+                stream.abandon();
+            }
+        }
+        self.credits.abandon();
+        self.ring_all(Flags::STOP);
+        for lanes in &self.devices {
+            lanes.interrupt();
+        }
+    }
+
+    /// An instant as nanoseconds since the spawn.
+    pub(crate) fn time(&self, at: Instant) -> u64 {
+        nanos(at.saturating_duration_since(self.origin))
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let actors: Vec<ActorStats> = self
+            .actors
+            .iter()
+            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device))
+            .collect();
+        let edges = self.edges.iter().map(|edge| {
+            let (sent, peak) = edge.meter.snapshot();
+            let level = match edge.taker {
+                InPort::Actor { actor, .. } => {
+                    sent.saturating_sub(self.actors[actor].meter.taken.load(Ordering::Relaxed))
+                }
+                InPort::Sink(_) => 0,
+            };
+            EdgeStats {
+                from: edge.from.clone(),
+                to: edge.to.clone(),
+                sent,
+                level,
+                peak,
+                capacity: edge.capacity,
+            }
+        });
+        let devices = self.devices.iter().map(|lanes| {
+            let (total, held, poisoned, busy) = lanes.snapshot();
+            DeviceStats {
+                device: lanes.device.to_string(),
+                lanes: total,
+                held,
+                poisoned,
+                busy_ns: nanos(busy),
+            }
+        });
+        let detached = self.exits.left_behind();
+        Stats {
+            name: self.name.clone(),
+            state: self.ending().map_or(PipelineState::Running, |(state, _)| state),
+            uptime_ns: nanos(self.origin.elapsed()),
+            in_flight: self.credits.used(),
+            in_flight_limit: self.credits.limit(),
+            admitted: self.counts.admitted.load(Ordering::Relaxed),
+            completed: self.counts.completed.load(Ordering::Relaxed),
+            failed: self.counts.failed.load(Ordering::Relaxed),
+            latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
+            latency_max_ns: self.counts.latency_max.load(Ordering::Relaxed),
+            actors,
+            edges: edges.collect(),
+            devices: devices.collect(),
+            detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
+        }
+    }
+
+    pub(crate) fn trace(&self) -> Trace {
+        let mut trace = Trace { pipeline: self.name.clone(), ..Trace::default() };
+        for (me, actor) in self.actors.iter().enumerate() {
+            trace.actors.push(TraceActor {
+                name: actor.name.to_string(),
+                device: actor.device.to_string(),
+            });
+            actor.ring.export(me, &mut trace);
+        }
+        trace.events.sort_by_key(|event| (event.start_ns, event.actor));
+        trace
+    }
+}
+
+impl<P: Payload> Engine<P> {
+    /// Puts an admitted item's inputs onto its edges. Never blocks.
+    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
+        if self.sink.ports == 0 {
+            self.finish(item);
+        }
+        for (targets, payload) in self.sources.iter().zip(inputs) {
+            self.send(targets, item, payload);
+        }
+    }
+}
+
+impl LaneHold {
+    pub(crate) const fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
+        Self { lanes, seat, state: Mutex::new(Hold::Free) }
+    }
+
+    pub(crate) fn try_acquire(&self) -> bool {
+        let held = self.lanes.try_acquire(&self.seat);
+        if held {
+            *lock(&self.state) = Hold::Held;
+        }
+        held
+    }
+
+    pub(crate) fn acquire(&self, seq: Seq, stop: impl Fn() -> bool) -> Grant {
+        let grant = self.lanes.acquire(&self.seat, seq, stop);
+        if grant == Grant::Held {
+            *lock(&self.state) = Hold::Held;
+        }
+        grant
+    }
+
+    pub(crate) fn release(&self) {
+        let before = std::mem::replace(&mut *lock(&self.state), Hold::Free);
+        if before == Hold::Poisoned {
+            self.lanes.cure();
+        }
+        if before != Hold::Free {
+            self.lanes.release();
+        }
+    }
+
+    fn poison(&self) {
+        let mut state = lock(&self.state);
+        if *state == Hold::Held {
+            *state = Hold::Poisoned;
+            self.lanes.poison();
+        }
+    }
+}
+
+/// The items in flight: what a stop has to settle.
+pub(crate) struct Flight<P>(Mutex<Table<P>>);
+
+struct Table<P> {
+    slots: Vec<Option<Arc<Item<P>>>>,
+    free: Vec<usize>,
+    next_seq: u64,
+    closed: Option<ItemError>,
+}
+
+impl<P> Default for Flight<P> {
+    fn default() -> Self {
+        Self(Mutex::new(Table { slots: Vec::new(), free: Vec::new(), next_seq: 0, closed: None }))
+    }
+}
+
+impl<P> Flight<P> {
+    fn insert(&self, make: impl FnOnce(Seq, usize) -> Item<P>) -> Result<Arc<Item<P>>, ItemError> {
+        let mut table = lock(&self.0);
+        if let Some(cause) = &table.closed {
+            return Err(cause.clone());
+        }
+        let slot = match table.free.pop() {
+            Some(slot) => slot,
+            None => {
+                table.slots.push(None);
+                table.slots.len() - 1
+            }
+        };
+        let item = Arc::new(make(Seq::new(table.next_seq), slot));
+        table.next_seq += 1;
+        table.slots[slot] = Some(Arc::clone(&item));
+        Ok(item)
+    }
+
+    /// Takes an item out; true for the one call that does.
+    fn remove(&self, item: &Item<P>) -> bool {
+        let mut table = lock(&self.0);
+        let Some(place) = table.slots.get_mut(item.slot) else {
+            return false;
+        };
+        let here = place.as_ref().is_some_and(|other| other.seq == item.seq);
+        if here {
+            *place = None;
+            table.free.push(item.slot);
+        }
+        here
+    }
+
+    fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {
+        let mut table = lock(&self.0);
+        table.closed.get_or_insert_with(|| cause.clone());
+        table.free.clear();
+        std::mem::take(&mut table.slots).into_iter().flatten().collect()
+    }
+}
+
+/// Which actor threads have ended.
+pub(crate) struct Exits {
+    state: Mutex<Threads>,
+    changed: Condvar,
+}
+
+struct Threads {
+    running: BTreeSet<usize>,
+    ids: Vec<Option<thread::ThreadId>>,
+    left_behind: BTreeSet<usize>,
+}
+
+impl Exits {
+    const fn empty() -> Threads {
+        Threads { running: BTreeSet::new(), ids: Vec::new(), left_behind: BTreeSet::new() }
+    }
+
+    fn new(actors: usize) -> Self {
+        let mut threads = Self::empty();
+        threads.ids = vec![None; actors];
+        Self { state: Mutex::new(threads), changed: Condvar::new() }
+    }
+
+    /// Counts a thread as running; called before it is spawned.
+    pub(crate) fn starting(&self, me: usize) {
+        lock(&self.state).running.insert(me);
+    }
+
+    pub(crate) fn started(&self, me: usize) {
+        lock(&self.state).ids[me] = Some(thread::current().id());
+    }
+
+    pub(crate) fn ended(&self, me: usize) {
+        let mut state = lock(&self.state);
+        state.running.remove(&me);
+        state.left_behind.remove(&me);
+        self.changed.notify_all();
+    }
+
+    fn left_behind(&self) -> Vec<usize> {
+        lock(&self.state).left_behind.iter().copied().collect()
+    }
+
+    /// Waits until every actor thread but the calling one has ended, and gives those that have not
+    /// when `deadline` passes.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Vec<usize> {
+        let me = thread::current().id();
+        let mut state = lock(&self.state);
+        loop {
+            let others = |state: &Threads| -> Vec<usize> {
+                let running = state.running.iter().copied();
+                running.filter(|&actor| state.ids[actor] != Some(me)).collect()
+            };
+            let left = others(&state);
+            if left.is_empty() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                state.left_behind.extend(&left);
+                return left;
+            }
+            state = wait_until(&self.changed, state, deadline);
+        }
+    }
+}
+
+impl<P> Engine<P> {
+    /// Leaves the threads of these actors behind: their lanes count as lost until they come back.
+    pub(crate) fn leave_behind(&self, actors: &[usize]) {
+        for &me in actors {
+            self.actors[me].lane.poison();
+        }
+    }
+}

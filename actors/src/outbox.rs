@@ -1,0 +1,229 @@
+//! Where a stage puts what it made.
+
+use std::fmt;
+use std::time::Instant;
+
+use crate::error::{ErrorKind, ItemError};
+use crate::item::Item;
+use crate::packet::Seq;
+use crate::sync::Arc;
+
+/// Takes the outputs of a stage and keeps account of its open firings.
+///
+/// Outputs leave the actor when the firing is complete, all at once: what a firing emitted before it
+/// failed is dropped.
+pub struct Outbox<P> {
+    ports: usize,
+    open: Vec<OpenFiring<P>>,
+    /// True while `submit` runs: the last open firing is the current one.
+    submitting: bool,
+    spare_outputs: Vec<Vec<Option<P>>>,
+    spare_inputs: Vec<Vec<P>>,
+}
+
+/// A firing that a stage has and that is not complete yet.
+pub(crate) struct OpenFiring<P> {
+    pub(crate) item: Arc<Item<P>>,
+    pub(crate) started: Instant,
+    /// The stage was told that nobody wants it.
+    pub(crate) cancelled: bool,
+    outputs: Vec<Option<P>>,
+    missing: usize,
+    deferred: bool,
+    finished: bool,
+    fault: Option<ItemError>,
+}
+
+/// What became of a firing.
+pub(crate) struct Closed<P> {
+    pub(crate) item: Arc<Item<P>>,
+    pub(crate) started: Instant,
+    pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
+}
+
+impl<P> Outbox<P> {
+    pub(crate) const fn new(ports: usize) -> Self {
+        Self {
+            ports,
+            open: Vec::new(),
+            submitting: false,
+            spare_outputs: Vec::new(),
+            spare_inputs: Vec::new(),
+        }
+    }
+
+    /// Emits the payload of output port `port` for the firing that is being submitted.
+    pub fn emit(&mut self, port: usize, payload: P) {
+        if self.submitting
+            && let Some(firing) = self.open.last_mut()
+        {
+            firing.emit(port, payload);
+        }
+    }
+
+    /// Emits the payload of output port `port` for the open firing `seq`. A firing that is not open
+    /// any more takes nothing.
+    pub fn emit_for(&mut self, seq: Seq, port: usize, payload: P) {
+        if let Some(firing) = self.find(seq) {
+            firing.emit(port, payload);
+        }
+    }
+
+    /// Ends the open firing `seq` with an error; what it emitted is dropped.
+    pub fn fail(&mut self, seq: Seq, error: ItemError) {
+        if let Some(firing) = self.find(seq) {
+            firing.fault.get_or_insert(error);
+        }
+    }
+
+    /// Ends the open firing `seq` of a stage without outputs. Elsewhere a firing ends by itself with
+    /// its last output, and this makes a missing one an error.
+    pub fn finish(&mut self, seq: Seq) {
+        if let Some(firing) = self.find(seq) {
+            firing.finished = true;
+        }
+    }
+
+    /// Says that the firing that is being submitted is completed later, from
+    /// [`Stage::poll`](crate::Stage::poll).
+    pub fn defer(&mut self) {
+        if self.submitting
+            && let Some(firing) = self.open.last_mut()
+        {
+            firing.deferred = true;
+        }
+    }
+
+    /// Gives the emptied vector of a firing's inputs back, so that the next firing needs no new
+    /// one.
+    pub fn recycle(&mut self, mut inputs: Vec<P>) {
+        inputs.clear();
+        if self.spare_inputs.len() < SPARE {
+            self.spare_inputs.push(inputs);
+        }
+    }
+
+    /// The numbers of the open firings, oldest first.
+    pub fn open(&self) -> impl Iterator<Item = Seq> {
+        self.open.iter().map(|firing| firing.item.seq)
+    }
+
+    pub(crate) fn inputs(&mut self) -> Vec<P> {
+        self.spare_inputs.pop().unwrap_or_default()
+    }
+
+    /// Takes the vector of a closed firing's outputs back, emptied by the sender.
+    pub(crate) fn recycle_outputs(&mut self, mut outputs: Vec<Option<P>>) {
+        outputs.clear();
+        if self.spare_outputs.len() < SPARE {
+            self.spare_outputs.push(outputs);
+        }
+    }
+
+    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant) {
+        let mut outputs = self.spare_outputs.pop().unwrap_or_default();
+        outputs.resize_with(self.ports, || None);
+        self.open.push(OpenFiring {
+            item,
+            started,
+            cancelled: false,
+            outputs,
+            missing: self.ports,
+            deferred: false,
+            finished: false,
+            fault: None,
+        });
+        self.submitting = true;
+    }
+
+    /// Ends a submission. Gives the firing back unless it was deferred and is still open.
+    pub(crate) fn end(&mut self, verdict: Result<(), ItemError>) -> Option<Closed<P>> {
+        self.submitting = false;
+        let firing = self.open.last_mut()?;
+        if let Err(error) = verdict {
+            firing.fault = Some(error);
+        } else if !firing.deferred {
+            firing.finished = true;
+        }
+        if !firing.is_complete() {
+            return None;
+        }
+        self.open.pop().map(OpenFiring::close)
+    }
+
+    /// The next firing that was completed by a poll.
+    pub(crate) fn next_complete(&mut self) -> Option<Closed<P>> {
+        let place = self.open.iter().position(OpenFiring::is_complete)?;
+        Some(self.open.remove(place).close())
+    }
+
+    /// Ends every open firing with `error`.
+    pub(crate) fn fail_all(&mut self, error: &ItemError) {
+        self.submitting = false;
+        for firing in &mut self.open {
+            firing.fault.get_or_insert_with(|| error.clone());
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(crate) fn firings(&mut self) -> &mut [OpenFiring<P>] {
+        &mut self.open
+    }
+
+    fn find(&mut self, seq: Seq) -> Option<&mut OpenFiring<P>> {
+        self.open.iter_mut().find(|firing| firing.item.seq == seq)
+    }
+}
+
+/// Vectors kept for reuse; as many as a stage has slots is enough, and those are few.
+const SPARE: usize = 16;
+
+impl<P> OpenFiring<P> {
+    fn emit(&mut self, port: usize, payload: P) {
+        match self.outputs.get_mut(port) {
+            Some(place @ None) => {
+                *place = Some(payload);
+                self.missing -= 1;
+            }
+            Some(Some(_)) => self.breach(format!("output {port} was emitted twice")),
+            None => {
+                let ports = self.outputs.len();
+                self.breach(format!("output {port} was emitted by an actor with {ports} outputs"));
+            }
+        }
+    }
+
+    fn breach(&mut self, message: String) {
+        self.fault.get_or_insert_with(|| ItemError::new(ErrorKind::Contract, message));
+    }
+
+    const fn is_complete(&self) -> bool {
+        self.fault.is_some() || self.finished || (self.missing == 0 && !self.outputs.is_empty())
+    }
+
+    fn close(self) -> Closed<P> {
+        let outcome = match self.fault {
+            Some(fault) => Err(fault),
+            None if self.missing > 0 => {
+                let missing = self.outputs.iter().enumerate().filter(|(_, place)| place.is_none());
+                let ports: Vec<_> = missing.map(|(port, _)| port.to_string()).collect();
+                let message = format!("the stage ended without its output {}", ports.join(", "));
+                Err(ItemError::new(ErrorKind::Contract, message))
+            }
+            None => Ok(self.outputs),
+        };
+        Closed { item: self.item, started: self.started, outcome }
+    }
+}
+
+impl<P> fmt::Debug for Outbox<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox")
+            .field("ports", &self.ports)
+            .field("open", &self.open().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,362 @@
+//! The handle on a running pipeline.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crate::engine::Engine;
+use crate::error::{DrainError, ErrorKind, ItemError, PushError, SpawnError};
+use crate::inbox::Flags;
+use crate::metrics::{PipelineState, Stats};
+use crate::options::Options;
+use crate::payload::Payload;
+use crate::source::Patience;
+use crate::spawn::{Threads, spawn};
+use crate::state::{Binding, Carried};
+use crate::stream::{Results, StreamHandle};
+use crate::sync::{Arc, Mutex, Ordering, lock};
+use crate::system::System;
+use crate::ticket::Ticket;
+use crate::topology::Topology;
+use crate::trace::Trace;
+
+/// A handle on a running pipeline: cheap to clone, shared by any number of threads.
+///
+/// The last handle that is dropped shuts the pipeline down.
+///
+/// ```
+/// use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+///
+/// let mut builder = Topology::<i64>::builder();
+/// let x = builder.source("x");
+/// let inc = builder.actor("inc", "cpu:0", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] + 1])));
+/// let twice = builder.actor("twice", "cpu:1", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] * 2])));
+/// let y = builder.sink("y");
+/// builder
+///     .connect(x, inc.input(0))
+///     .connect(inc.output(0), twice.input(0))
+///     .connect(twice.output(0), y);
+///
+/// let pipeline = Pipeline::spawn(builder.build()?, Options::new().in_flight(4))?;
+/// let results: Result<Vec<_>, _> = pipeline.stream((0..100).map(|n| vec![n])).collect();
+/// let results: Vec<i64> = results?.into_iter().flatten().collect();
+/// assert_eq!(results, (0..100).map(|n| (n + 1) * 2).collect::<Vec<_>>());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Pipeline<P: Payload> {
+    handle: Arc<Handle<P>>,
+}
+
+/// Stops the pipeline when the last clone goes.
+pub(crate) struct Handle<P: Payload> {
+    pub(crate) engine: Arc<Engine<P>>,
+    threads: Mutex<Threads>,
+    stop_timeout: Duration,
+}
+
+/// What a shutdown left behind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StopReport {
+    /// Actors whose thread did not end in time, because it is stuck in a stage. The thread was left
+    /// to itself, and the lane that it holds counts as lost until it comes back.
+    pub detached: Vec<String>,
+}
+
+impl<P: Payload> Clone for Pipeline<P> {
+    fn clone(&self) -> Self {
+        Self { handle: Arc::clone(&self.handle) }
+    }
+}
+
+impl<P: Payload> fmt::Debug for Pipeline<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipeline")
+            .field("name", &self.name())
+            .field("state", &self.state())
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P: Payload> Pipeline<P> {
+    /// Starts a thread for every actor, builds the stages there, and waits until all are built.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`] names the actor whose stage could not be built; whatever had been started is
+    /// stopped again.
+    pub fn spawn(topology: Topology<P>, options: Options) -> Result<Self, SpawnError> {
+        Self::spawn_in(&System::new(), topology, options)
+    }
+
+    pub(crate) fn spawn_in(
+        system: &System,
+        topology: Topology<P>,
+        options: Options,
+    ) -> Result<Self, SpawnError> {
+        let stop_timeout = options.stop_timeout;
+        let (engine, threads) = spawn(system, topology, options)?;
+        let handle = Handle { engine, threads: Mutex::new(threads), stop_timeout };
+        Ok(Self { handle: Arc::new(handle) })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine<P>> {
+        &self.handle.engine
+    }
+
+    /// The name of the pipeline.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.engine().name
+    }
+
+    /// What the pipeline is doing.
+    #[must_use]
+    pub fn state(&self) -> PipelineState {
+        self.engine().ending().map_or(PipelineState::Running, |(state, _)| state)
+    }
+
+    /// Items that hold a credit now.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.engine().credits.used()
+    }
+
+    /// The most items that may hold a credit.
+    #[must_use]
+    pub fn in_flight_limit(&self) -> usize {
+        self.engine().credits.limit()
+    }
+
+    /// Pushes one item, one payload per source port. Waits while as many items are in flight as may
+    /// be.
+    ///
+    /// # Errors
+    ///
+    /// [`PushError`] gives the inputs back: there are too few or too many of them, or the pipeline
+    /// takes no more items. A push that waits when the pipeline stops ends with the cause.
+    pub fn push(&self, inputs: Vec<P>) -> Result<Ticket<P>, PushError<Vec<P>>> {
+        self.push_with(inputs, Patience::Endless)
+    }
+
+    /// Like [`push`](Self::push), but does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`push`](Self::push), and [`PushErrorKind::Full`](crate::PushErrorKind::Full).
+    pub fn try_push(&self, inputs: Vec<P>) -> Result<Ticket<P>, PushError<Vec<P>>> {
+        self.push_with(inputs, Patience::None)
+    }
+
+    /// Like [`push`](Self::push), for an item whose result is wanted by `deadline`: neither the push
+    /// nor the wait for its result lasts longer, and actors skip the item once it is late.
+    ///
+    /// # Errors
+    ///
+    /// As [`push`](Self::push), and [`PushErrorKind::Expired`](crate::PushErrorKind::Expired).
+    pub fn push_deadline(
+        &self,
+        inputs: Vec<P>,
+        deadline: Instant,
+    ) -> Result<Ticket<P>, PushError<Vec<P>>> {
+        self.push_with(inputs, Patience::Until(deadline))
+    }
+
+    fn push_with(
+        &self,
+        inputs: Vec<P>,
+        patience: Patience,
+    ) -> Result<Ticket<P>, PushError<Vec<P>>> {
+        let engine = self.engine();
+        let admitted = engine.check_arity(inputs.len()).and_then(|()| engine.admit(patience, None));
+        match admitted {
+            Ok(item) => {
+                engine.inject(&item, inputs.into_iter());
+                Ok(Ticket::new(item, Arc::clone(engine)))
+            }
+            Err(kind) => Err(PushError::new(kind, inputs)),
+        }
+    }
+
+    /// Like [`push`](Self::push), as a future for any executor: it waits for a credit without
+    /// holding a thread.
+    pub fn push_async(&self, inputs: Vec<P>) -> PushFuture<P> {
+        PushFuture { engine: Arc::clone(self.engine()), inputs: Some(inputs), waiter: None }
+    }
+
+    /// Streams items: results come in the order of the inputs, one for each, value or error.
+    ///
+    /// The iterator is driven by the one that takes the results. It reads ahead of what was taken by
+    /// at most [`in_flight_limit`](Self::in_flight_limit) items, and gives room back as results are
+    /// taken; a consumer that stops taking holds up its own stream only. The stream keeps the
+    /// pipeline alive.
+    pub fn stream<I>(&self, inputs: I) -> Results<P, I::IntoIter>
+    where
+        I: IntoIterator<Item = Vec<P>>,
+    {
+        let pipeline = self.clone();
+        Results::new(self.in_flight_limit(), inputs.into_iter(), move |inputs, patience| {
+            pipeline.push_with(inputs, patience)
+        })
+    }
+
+    /// Opens a stream of carried state: its items run one at a time and in order, and `binding`
+    /// brings what one leaves behind into the next.
+    pub fn open_stream(&self, binding: impl Binding<P>) -> StreamHandle<P> {
+        let id = self.engine().next_stream.fetch_add(1, Ordering::Relaxed);
+        StreamHandle::new(self.clone(), Carried::new(id, Box::new(binding)))
+    }
+
+    /// The figures of the pipeline.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine().stats()
+    }
+
+    /// The recorded events, as many as [`Options::trace`] keeps.
+    #[must_use]
+    pub fn trace(&self) -> Trace {
+        self.engine().trace()
+    }
+
+    /// Has the stage of `actor` dropped and built anew, as soon as it holds no open firing. No item
+    /// is lost. False if there is no such actor.
+    pub fn restart(&self, actor: &str) -> bool {
+        let cell = self.engine().actors.iter().find(|cell| &*cell.name == actor);
+        if let Some(cell) = cell {
+            cell.bell.ring(Flags::RESTART);
+        }
+        cell.is_some()
+    }
+
+    /// Takes no more items and waits until those in flight have their results, at most until
+    /// `deadline`. The pipeline stays closed; what is left when the deadline passes goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`DrainError`] says how many items are left.
+    pub fn drain(&self, deadline: Option<Instant>) -> Result<(), DrainError> {
+        let engine = self.engine();
+        engine.begin_drain();
+        let left = engine.credits.wait_idle(deadline);
+        engine.drained(left)
+    }
+
+    /// Like [`drain`](Self::drain), as a future without a deadline.
+    pub fn drain_async(&self) -> DrainFuture<P> {
+        self.engine().begin_drain();
+        DrainFuture { engine: Arc::clone(self.engine()) }
+    }
+
+    /// Stops the pipeline now: items in flight get an error as their result, waiting pushes and
+    /// tickets end, actors end after the firing that they are in. Waits for their threads, at most
+    /// for the [`Options::stop_timeout`]; a thread that is stuck longer is left to itself and named.
+    pub fn shutdown(&self) -> StopReport {
+        self.handle.shutdown()
+    }
+}
+
+impl<P: Payload> Engine<P> {
+    fn drained(&self, left: usize) -> Result<(), DrainError> {
+        let failure = match self.ending() {
+            Some((PipelineState::Stopped | PipelineState::Failed, cause)) => Some(cause),
+            _ => None,
+        };
+        match (left, failure) {
+            (0, None) => Ok(()),
+            (left, None) => Err(DrainError { left, reason: "the deadline passed".into() }),
+            (left, Some(cause)) => Err(DrainError { left, reason: cause.to_string() }),
+        }
+    }
+}
+
+impl<P: Payload> Handle<P> {
+    fn shutdown(&self) -> StopReport {
+        let cause = ItemError::new(ErrorKind::Shutdown, "the pipeline was shut down");
+        self.engine.stop(PipelineState::Stopped, &cause);
+        let deadline = Instant::now().checked_add(self.stop_timeout);
+        let left = self.engine.exits().wait(deadline);
+        self.engine.leave_behind(&left);
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        threads.join(&left);
+        let names = left.iter().map(|&me| self.engine.actors[me].name.to_string());
+        StopReport { detached: names.collect() }
+    }
+}
+
+impl<P: Payload> Drop for Handle<P> {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// A push that waits for its credit; see [`Pipeline::push_async`].
+#[must_use = "a future does nothing unless it is polled"]
+pub struct PushFuture<P: Payload> {
+    engine: Arc<Engine<P>>,
+    inputs: Option<Vec<P>>,
+    waiter: Option<u64>,
+}
+
+impl<P: Payload> Unpin for PushFuture<P> {}
+
+impl<P: Payload> Future for PushFuture<P> {
+    type Output = Result<Ticket<P>, PushError<Vec<P>>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let given = this.inputs.as_ref().map_or(0, Vec::len);
+        let admitted = match this.engine.check_arity(given) {
+            Ok(()) => match this.engine.poll_admit(&mut this.waiter, context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(admitted) => admitted,
+            },
+            Err(kind) => Err(kind),
+        };
+        let inputs = this.inputs.take().unwrap_or_default();
+        Poll::Ready(match admitted {
+            Ok(item) => {
+                this.engine.inject(&item, inputs.into_iter());
+                Ok(Ticket::new(item, Arc::clone(&this.engine)))
+            }
+            Err(kind) => Err(PushError::new(kind, inputs)),
+        })
+    }
+}
+
+impl<P: Payload> Drop for PushFuture<P> {
+    fn drop(&mut self) {
+        if let Some(waiter) = self.waiter.take() {
+            self.engine.credits.leave(waiter);
+        }
+    }
+}
+
+impl<P: Payload> fmt::Debug for PushFuture<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushFuture").finish_non_exhaustive()
+    }
+}
+
+/// A drain that waits without holding a thread; see [`Pipeline::drain_async`].
+#[must_use = "a future does nothing unless it is polled"]
+pub struct DrainFuture<P: Payload> {
+    engine: Arc<Engine<P>>,
+}
+
+impl<P: Payload> Future for DrainFuture<P> {
+    type Output = Result<(), DrainError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.engine.credits.poll_idle(context).map(|()| self.engine.drained(0))
+    }
+}
+
+impl<P: Payload> fmt::Debug for DrainFuture<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DrainFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,434 @@
+//! The wiring of a pipeline: sources, actors, sinks, and the edges between them.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use crate::error::{BuildError, ItemError};
+use crate::stage::{Factory, Stage, StageContext};
+use crate::sync::Arc;
+
+/// The end of an edge that gives: a source or an output port of an actor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OutPort {
+    /// The source with this number.
+    Source(usize),
+    /// An output port of an actor.
+    Actor {
+        /// The number of the actor.
+        actor: usize,
+        /// The number of its output port.
+        port: usize,
+    },
+}
+
+/// The end of an edge that takes: an input port of an actor or a sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InPort {
+    /// An input port of an actor.
+    Actor {
+        /// The number of the actor.
+        actor: usize,
+        /// The number of its input port.
+        port: usize,
+    },
+    /// The sink with this number.
+    Sink(usize),
+}
+
+/// An actor of a topology that is being built; names its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ActorId(usize);
+
+impl ActorId {
+    /// The number of the actor: actors are numbered as they are added, from 0.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+
+    /// Its input port `port`.
+    #[must_use]
+    pub const fn input(self, port: usize) -> InPort {
+        InPort::Actor { actor: self.0, port }
+    }
+
+    /// Its output port `port`.
+    #[must_use]
+    pub const fn output(self, port: usize) -> OutPort {
+        OutPort::Actor { actor: self.0, port }
+    }
+}
+
+/// A checked wiring, ready to be spawned.
+///
+/// ```
+/// use brigade_actors::{Topology, stage_fn};
+///
+/// let mut builder = Topology::<i64>::builder();
+/// let x = builder.source("x");
+/// let double = builder.actor("double", "cpu:0", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] * 2])));
+/// let add = builder.actor("add", "cpu:1", 2, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] + v[1]])));
+/// let y = builder.sink("y");
+/// builder.connect(x, double.input(0));
+/// builder.connect(double.output(0), add.input(0));
+/// builder.connect(x, add.input(1));
+/// builder.connect(add.output(0), y);
+/// let topology = builder.build()?;
+/// assert_eq!(topology.sources(), ["x"]);
+/// assert_eq!(topology.actors().collect::<Vec<_>>(), ["double", "add"]);
+/// # Ok::<(), brigade_actors::BuildError>(())
+/// ```
+pub struct Topology<P> {
+    pub(crate) sources: Vec<String>,
+    pub(crate) sinks: Vec<String>,
+    pub(crate) actors: Vec<ActorSpec<P>>,
+    pub(crate) edges: Vec<Edge>,
+    pub(crate) lanes: Vec<(String, usize)>,
+    /// Actors on the longest way from a source to a sink.
+    pub(crate) depth: usize,
+}
+
+pub(crate) struct ActorSpec<P> {
+    pub(crate) name: Arc<str>,
+    pub(crate) device: String,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    pub(crate) factory: Factory<P>,
+    /// The most actors that can follow on the way to the sink.
+    pub(crate) height: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub(crate) from: OutPort,
+    pub(crate) to: InPort,
+}
+
+impl<P> Topology<P> {
+    /// A builder without any part yet.
+    #[must_use]
+    pub const fn builder() -> TopologyBuilder<P> {
+        TopologyBuilder {
+            sources: Vec::new(),
+            sinks: Vec::new(),
+            actors: Vec::new(),
+            edges: Vec::new(),
+            lanes: Vec::new(),
+        }
+    }
+
+    /// The names of the source ports, in the order of the inputs of a push.
+    #[must_use]
+    pub fn sources(&self) -> &[String] {
+        &self.sources
+    }
+
+    /// The names of the sink ports, in the order of the payloads of a result.
+    #[must_use]
+    pub fn sinks(&self) -> &[String] {
+        &self.sinks
+    }
+
+    /// The names of the actors, in the order in which they were added.
+    pub fn actors(&self) -> impl Iterator<Item = &str> {
+        self.actors.iter().map(|actor| &*actor.name)
+    }
+}
+
+impl<P> fmt::Debug for Topology<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Topology")
+            .field("sources", &self.sources)
+            .field("actors", &self.actors().collect::<Vec<_>>())
+            .field("sinks", &self.sinks)
+            .field("edges", &self.edges)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Collects the parts of a [`Topology`] and checks them at [`build`](TopologyBuilder::build).
+pub struct TopologyBuilder<P> {
+    sources: Vec<String>,
+    sinks: Vec<String>,
+    actors: Vec<ActorSpec<P>>,
+    edges: Vec<Edge>,
+    lanes: Vec<(String, usize)>,
+}
+
+impl<P> fmt::Debug for TopologyBuilder<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TopologyBuilder")
+            .field("sources", &self.sources)
+            .field("sinks", &self.sinks)
+            .field("edges", &self.edges)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P> TopologyBuilder<P> {
+    /// Adds a source port: one more input of every push. A source that nothing is connected to is
+    /// allowed; what is pushed into it is dropped.
+    pub fn source(&mut self, name: impl Into<String>) -> OutPort {
+        self.sources.push(name.into());
+        OutPort::Source(self.sources.len() - 1)
+    }
+
+    /// Adds a sink port: one more payload of every result.
+    pub fn sink(&mut self, name: impl Into<String>) -> InPort {
+        self.sinks.push(name.into());
+        InPort::Sink(self.sinks.len() - 1)
+    }
+
+    /// Adds an actor with `inputs` input and `outputs` output ports on `device`. Actors with the
+    /// same device string share the lanes of that device. What arrives at an output port that
+    /// nothing is connected to is dropped.
+    pub fn actor(
+        &mut self,
+        name: impl Into<String>,
+        device: impl Into<String>,
+        inputs: usize,
+        outputs: usize,
+        factory: impl FnMut(StageContext) -> Result<Box<dyn Stage<P>>, ItemError> + Send + 'static,
+    ) -> ActorId {
+        self.actors.push(ActorSpec {
+            name: Arc::from(name.into()),
+            device: device.into(),
+            inputs,
+            outputs,
+            factory: Box::new(factory),
+            height: 0,
+        });
+        ActorId(self.actors.len() - 1)
+    }
+
+    /// Says how many lanes `device` has; 1 where nothing is said.
+    pub fn lanes(&mut self, device: impl Into<String>, lanes: usize) -> &mut Self {
+        self.lanes.push((device.into(), lanes));
+        self
+    }
+
+    /// Adds an edge. A giving port may have any number of edges; a taking port has exactly one.
+    pub fn connect(&mut self, from: OutPort, to: InPort) -> &mut Self {
+        self.edges.push(Edge { from, to });
+        self
+    }
+
+    /// Checks the parts and puts them together.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for names given twice, ports that do not exist, that nothing or more than one
+    /// edge arrives at, actors without an input, rings, and devices without a lane.
+    pub fn build(self) -> Result<Topology<P>, BuildError> {
+        let Self { sources, sinks, mut actors, edges, lanes } = self;
+        unique("sources", sources.iter().map(String::as_str))?;
+        unique("sinks", sinks.iter().map(String::as_str))?;
+        unique("actors", actors.iter().map(|actor| &*actor.name))?;
+        if let Some(actor) = actors.iter().find(|actor| actor.inputs == 0) {
+            return Err(BuildError::NoInputs { actor: actor.name.to_string() });
+        }
+        if let Some((device, _)) = lanes.iter().find(|(_, lanes)| *lanes == 0) {
+            return Err(BuildError::NoLanes { device: device.clone() });
+        }
+        let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
+        let mut fed: HashSet<InPort> = HashSet::new();
+        for edge in &edges {
+            let known = match edge.from {
+                OutPort::Source(source) => source < sources.len(),
+                OutPort::Actor { actor, port } => {
+                    actors.get(actor).is_some_and(|actor| port < actor.outputs)
+                }
+            };
+            if !known {
+                return Err(BuildError::UnknownPort { port: words.out_port(edge.from) });
+            }
+            let known = match edge.to {
+                InPort::Sink(sink) => sink < sinks.len(),
+                InPort::Actor { actor, port } => {
+                    actors.get(actor).is_some_and(|actor| port < actor.inputs)
+                }
+            };
+            if !known {
+                return Err(BuildError::UnknownPort { port: words.in_port(edge.to) });
+            }
+            if !fed.insert(edge.to) {
+                return Err(BuildError::ConnectedTwice { port: words.in_port(edge.to) });
+            }
+        }
+        let inputs = actors.iter().enumerate().flat_map(|(actor, spec)| {
+            (0..spec.inputs).map(move |port| InPort::Actor { actor, port })
+        });
+        let taking = inputs.chain((0..sinks.len()).map(InPort::Sink));
+        if let Some(port) = taking.into_iter().find(|port| !fed.contains(port)) {
+            return Err(BuildError::Unconnected { port: words.in_port(port) });
+        }
+        let heights = heights(&actors, &edges)?;
+        let depth = heights.iter().map(|height| height + 1).max().unwrap_or(0);
+        for (actor, height) in actors.iter_mut().zip(heights) {
+            actor.height = height;
+        }
+        Ok(Topology { sources, sinks, actors, edges, lanes, depth })
+    }
+}
+
+/// Ports in words, for errors and reports.
+pub(crate) struct Words<'a, P> {
+    pub(crate) sources: &'a [String],
+    pub(crate) sinks: &'a [String],
+    pub(crate) actors: &'a [ActorSpec<P>],
+}
+
+impl<P> Words<'_, P> {
+    pub(crate) fn out_port(&self, port: OutPort) -> String {
+        match port {
+            OutPort::Source(source) => match self.sources.get(source) {
+                Some(name) => format!("source `{name}`"),
+                None => format!("source {source}"),
+            },
+            OutPort::Actor { actor, port } => format!("output {port} of {}", self.actor(actor)),
+        }
+    }
+
+    pub(crate) fn in_port(&self, port: InPort) -> String {
+        match port {
+            InPort::Sink(sink) => match self.sinks.get(sink) {
+                Some(name) => format!("sink `{name}`"),
+                None => format!("sink {sink}"),
+            },
+            InPort::Actor { actor, port } => format!("input {port} of {}", self.actor(actor)),
+        }
+    }
+
+    fn actor(&self, actor: usize) -> String {
+        match self.actors.get(actor) {
+            Some(spec) => format!("actor `{}`", spec.name),
+            None => format!("actor {actor}"),
+        }
+    }
+}
+
+fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<(), BuildError> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(BuildError::DuplicateName { what, name: name.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// For each actor, the most actors that can follow it; an error if there is a ring.
+fn heights<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Result<Vec<usize>, BuildError> {
+    let mut next = vec![Vec::new(); actors.len()];
+    let mut before = vec![Vec::new(); actors.len()];
+    for edge in edges {
+        if let (OutPort::Actor { actor: from, .. }, InPort::Actor { actor: to, .. }) =
+            (edge.from, edge.to)
+        {
+            next[from].push(to);
+            before[to].push(from);
+        }
+    }
+    let mut heights = vec![0; actors.len()];
+    let mut open: Vec<usize> = next.iter().map(Vec::len).collect();
+    let mut ready: Vec<usize> = (0..actors.len()).filter(|&actor| open[actor] == 0).collect();
+    let mut done = 0;
+    while let Some(actor) = ready.pop() {
+        done += 1;
+        for &from in &before[actor] {
+            heights[from] = heights[from].max(heights[actor] + 1);
+            open[from] -= 1;
+            if open[from] == 0 {
+                ready.push(from);
+            }
+        }
+    }
+    if done == actors.len() {
+        return Ok(heights);
+    }
+    Err(BuildError::Cycle { actors: ring(actors, &next, &open) })
+}
+
+/// One ring among the actors that are still open: each of those has a follower that is open too.
+fn ring<P>(actors: &[ActorSpec<P>], next: &[Vec<usize>], open: &[usize]) -> Vec<String> {
+    let mut path: Vec<usize> = Vec::new();
+    let mut at = open.iter().position(|&left| left > 0);
+    while let Some(actor) = at {
+        if let Some(start) = path.iter().position(|&other| other == actor) {
+            path.drain(..start);
+            path.push(actor);
+            break;
+        }
+        path.push(actor);
+        at = next[actor].iter().copied().find(|&to| open[to] > 0);
+    }
+    path.into_iter().map(|actor| actors[actor].name.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stage::stage_fn;
+
+    fn builder(actors: usize) -> (TopologyBuilder<i64>, Vec<ActorId>) {
+        let mut builder = Topology::builder();
+        let ids = (0..actors)
+            .map(|n| builder.actor(format!("a{n}"), "cpu", 1, 1, stage_fn(Ok)))
+            .collect();
+        (builder, ids)
+    }
+
+    #[test]
+    fn heights_count_what_follows() {
+        let (mut b, a) = builder(3);
+        let x = b.source("x");
+        let y = b.sink("y");
+        b.connect(x, a[2].input(0));
+        b.connect(a[2].output(0), a[0].input(0));
+        b.connect(a[0].output(0), a[1].input(0));
+        b.connect(a[1].output(0), y);
+        let topology = b.build().unwrap();
+        let heights: Vec<_> = topology.actors.iter().map(|actor| actor.height).collect();
+        assert_eq!(heights, [1, 0, 2]);
+        assert_eq!(topology.depth, 3);
+    }
+
+    #[test]
+    fn wrong_wirings_are_refused_by_name() {
+        let (mut b, a) = builder(2);
+        b.connect(a[0].output(0), a[1].input(0)).connect(a[1].output(0), a[0].input(0));
+        let error = b.build().unwrap_err();
+        assert_eq!(error.to_string(), "the actors `a0` -> `a1` -> `a0` feed each other in a ring");
+
+        let (mut b, a) = builder(1);
+        let x = b.source("x");
+        b.connect(x, a[0].input(0)).connect(a[0].output(3), InPort::Sink(0));
+        let error = b.build().unwrap_err();
+        assert_eq!(error, BuildError::UnknownPort { port: "output 3 of actor `a0`".into() });
+
+        let (b, _) = builder(1);
+        let error = b.build().unwrap_err();
+        assert_eq!(error, BuildError::Unconnected { port: "input 0 of actor `a0`".into() });
+
+        let (mut b, a) = builder(1);
+        let x = b.source("x");
+        b.connect(x, a[0].input(0)).connect(x, a[0].input(0));
+        assert!(matches!(b.build(), Err(BuildError::ConnectedTwice { .. })));
+
+        let (mut b, _) = builder(1);
+        b.actor("a0", "cpu", 1, 1, stage_fn(Ok));
+        assert!(matches!(b.build(), Err(BuildError::DuplicateName { .. })));
+
+        let (mut b, _) = builder(0);
+        b.actor("free", "cpu", 0, 1, stage_fn(Ok));
+        assert_eq!(b.build().unwrap_err(), BuildError::NoInputs { actor: "free".into() });
+
+        let (mut b, _) = builder(0);
+        b.sink("y");
+        assert_eq!(b.build().unwrap_err(), BuildError::Unconnected { port: "sink `y`".into() });
+
+        let (mut b, _) = builder(0);
+        b.lanes("gpu", 0);
+        assert_eq!(b.build().unwrap_err(), BuildError::NoLanes { device: "gpu".into() });
+    }
+}

@@ -1,0 +1,12 @@
+//! Checking a model against cases with known outputs.
+//!
+//! A case folder holds a `case.json` and one `.npy` file per tensor. A *call* case feeds its
+//! inputs once; a *stream* case calls a number of steps and carries outputs back to inputs.
+
+mod case;
+mod diverge;
+mod runner;
+
+pub use case::{Case, CaseInput, CaseOutput, Kind, Role, read_cases};
+pub use diverge::first_divergence;
+pub use runner::{CaseReport, Status, Summary, compare_outputs, run_call, run_steps};

@@ -1,0 +1,163 @@
+//! Names of devices.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, err};
+
+/// The name of a device: a kind and a number, such as `cpu:0` or `cuda:1`.
+///
+/// Written `[a-z][a-z0-9_-]*(:N)?`; without a number it is number 0, and it always displays with
+/// one. Ordered by kind, then by number. In files it is a string.
+///
+/// ```
+/// use brigade::device::DeviceId;
+/// let cpu: DeviceId = "cpu".parse().unwrap();
+/// assert_eq!(cpu, DeviceId::cpu(0));
+/// assert_eq!(cpu.to_string(), "cpu:0");
+/// assert!("cpu:2".parse::<DeviceId>().unwrap() < "cpu:10".parse().unwrap());
+/// assert!("GPU".parse::<DeviceId>().is_err());
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DeviceId {
+    kind: Arc<str>,
+    number: u32,
+}
+
+impl DeviceId {
+    /// A device of this kind.
+    ///
+    /// # Errors
+    /// If the kind is not `[a-z][a-z0-9_-]*`.
+    pub fn new(kind: &str, number: u32) -> Result<Self> {
+        let mut bytes = kind.bytes();
+        let fits = bytes.next().is_some_and(|b| b.is_ascii_lowercase())
+            && bytes.all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'));
+        if !fits {
+            return Err(malformed(kind, "its kind does not fit"));
+        }
+        Ok(Self { kind: kind.into(), number })
+    }
+
+    /// A CPU device; each number has threads of its own.
+    pub fn cpu(number: u32) -> Self {
+        Self { kind: "cpu".into(), number }
+    }
+
+    /// The kind, such as `cpu`.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Which one of its kind it is.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+fn malformed(given: &str, why: &str) -> Error {
+    let shown: String = given.chars().take(80).collect();
+    err!(Usage, "`{shown}` is not the name of a device: {why}").with_help(
+        "a device is written `[a-z][a-z0-9_-]*(:N)?`, such as `cpu`, `cpu:1` or `wgpu:0`",
+    )
+}
+
+impl FromStr for DeviceId {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        let (kind, number) = match s.split_once(':') {
+            None => (s, 0),
+            Some((kind, digits)) => {
+                // `u32::from_str` alone would take a sign.
+                let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+                let number = if plain { digits.parse().ok() } else { None };
+                let number =
+                    number.ok_or_else(|| malformed(s, "what follows the colon is not a number"))?;
+                (kind, number)
+            }
+        };
+        Self::new(kind, number).map_err(|_| malformed(s, "its kind does not fit"))
+    }
+}
+
+impl TryFrom<String> for DeviceId {
+    type Error = Error;
+
+    fn try_from(s: String) -> Result<Self> {
+        s.parse()
+    }
+}
+
+impl From<DeviceId> for String {
+    fn from(id: DeviceId) -> Self {
+        id.to_string()
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Padding applies to the whole name, so that tables line up.
+        f.pad(&format!("{}:{}", self.kind, self.number))
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_normalised() {
+        for (given, shown) in
+            [("cpu", "cpu:0"), ("cpu:0", "cpu:0"), ("my-npu_2:07", "my-npu_2:7"), ("x", "x:0")]
+        {
+            assert_eq!(given.parse::<DeviceId>().unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn malformed_names_are_refused_with_the_grammar() {
+        for given in [
+            "",
+            ":",
+            ":1",
+            "cpu:",
+            "cpu:x",
+            "cpu:+1",
+            "cpu:-1",
+            "cpu:1:2",
+            "Cpu",
+            "0cpu",
+            " cpu",
+            "cpu ",
+            "gpu.0",
+            "cpu:4294967296",
+            "émile",
+        ] {
+            let error = given.parse::<DeviceId>().unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("[a-z][a-z0-9_-]*(:N)?"), "{given}: {text}");
+            assert!(text.contains(&format!("`{given}`")), "{given}: {text}");
+        }
+    }
+
+    #[test]
+    fn files_hold_strings() {
+        let id: DeviceId = serde_json::from_str("\"wgpu\"").unwrap();
+        assert_eq!(serde_json::to_string(&id).unwrap(), "\"wgpu:0\"");
+        let bytes = bincode::serialize(&id).unwrap();
+        assert_eq!(bincode::deserialize::<DeviceId>(&bytes).unwrap(), id);
+        assert!(serde_json::from_str::<DeviceId>("\"W\"").is_err());
+        assert!(serde_json::from_str::<DeviceId>("3").is_err());
+    }
+}

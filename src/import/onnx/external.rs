@@ -1,0 +1,193 @@
+//! Weights in files beside the model.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Component, Path};
+
+use super::pb;
+use crate::error::{Error, Result, bail, err};
+use crate::import::mmap;
+use crate::tensor::Buffer;
+
+/// The model's folder and the files in it that were mapped so far.
+pub(super) struct Weights<'a> {
+    folder: Option<&'a Path>,
+    files: HashMap<String, Buffer>,
+}
+
+impl<'a> Weights<'a> {
+    pub(super) fn new(folder: Option<&'a Path>) -> Self {
+        Self { folder, files: HashMap::new() }
+    }
+
+    /// A handle on the `need` bytes that `entries` point at.
+    pub(super) fn bytes(
+        &mut self,
+        entries: &[pb::StringStringEntryProto],
+        need: usize,
+    ) -> Result<Buffer> {
+        let get = |key: &str| {
+            let entry = entries.iter().find(|e| e.key.as_deref() == Some(key));
+            entry.and_then(|e| e.value.as_deref()).filter(|v| !v.is_empty())
+        };
+        let number = |key: &str| match get(key).map(str::parse::<usize>) {
+            None => Ok(None),
+            Some(Ok(n)) => Ok(Some(n)),
+            Some(Err(_)) => Err(err!(Format, "its external `{key}` is not a whole number")),
+        };
+        let location =
+            get("location").ok_or_else(|| err!(Format, "its external data have no location"))?;
+        let offset = number("offset")?.unwrap_or(0);
+        if let Some(length) = number("length")?.filter(|n| *n != need) {
+            bail!(Format, "its dims take {need} bytes, but {length} are given in `{location}`");
+        }
+        let file = self.file(location)?;
+        file.range(offset, need).ok_or_else(|| {
+            err!(
+                Format,
+                "it lies at bytes {offset}..+{need} of `{location}`, which has {} bytes",
+                file.len()
+            )
+            .with_help("the file is truncated or of another model: get it again")
+        })
+    }
+
+    fn file(&mut self, location: &str) -> Result<&Buffer> {
+        if !self.files.contains_key(location) {
+            let mapped = self.open(location)?;
+            self.files.insert(location.to_owned(), mapped);
+        }
+        self.files
+            .get(location)
+            .ok_or_else(|| Error::internal(format!("`{location}` was not kept")))
+    }
+
+    fn open(&self, location: &str) -> Result<Buffer> {
+        let Some(folder) = self.folder else {
+            return Err(err!(Missing, "its data are in `{location}`, in no known folder")
+                .with_help("give the model's folder, or load the model by its path"));
+        };
+        let relative = Path::new(location);
+        let plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::CurDir);
+        if !relative.components().all(plain) {
+            bail!(Format, "its data are in `{location}`, which lies outside of the model's folder");
+        }
+        let path = folder.join(relative);
+        let named = |e: std::io::Error| {
+            err!(Io, "its data are in `{}`, which cannot be opened", path.display())
+                .with_source(e)
+                .with_help("keep the model's weight files in the folder of the model")
+        };
+        let inside = folder.canonicalize().map_err(named)?;
+        let target = path.canonicalize().map_err(named)?;
+        if !target.starts_with(&inside) {
+            return Err(err!(
+                Format,
+                "its data are in `{location}`, a link to `{}` outside of the model's folder",
+                target.display()
+            )
+            .with_help("replace the link by a copy of the file"));
+        }
+        let file = File::open(&target).map_err(named)?;
+        if !file.metadata().map_err(named)?.is_file() {
+            bail!(Format, "its data are in `{location}`, which is not a regular file");
+        }
+        mmap::map(&file).map_err(|e| e.within(&format!("`{location}`")))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use prost::Message;
+
+    use super::super::tests::*;
+    use super::*;
+    use crate::import::{Limits, from_bytes};
+    use crate::{ErrorKind, Tensor};
+
+    pub(in super::super) fn external(name: &str, entries: &[(&str, &str)]) -> pb::TensorProto {
+        pb::TensorProto {
+            raw_data: None,
+            data_location: Some(pb::tensor_proto::DataLocation::External as i32),
+            external_data: entries
+                .iter()
+                .map(|(k, v)| pb::StringStringEntryProto {
+                    key: Some((*k).to_owned()),
+                    value: Some((*v).to_owned()),
+                })
+                .collect(),
+            ..floats(name, &[0.0; 2])
+        }
+    }
+
+    fn load_external(
+        folder: Option<&Path>,
+        tensors: Vec<pb::TensorProto>,
+    ) -> Result<Vec<Tensor>, Error> {
+        let mut g = body(&["x"], vec![], &["x"]);
+        g.initializer = tensors;
+        let graph = from_bytes(&model(g).encode_to_vec(), folder, &Limits::default())?.graph;
+        Ok(graph.values().iter().filter_map(|v| v.constant.clone()).collect())
+    }
+
+    #[test]
+    fn external_weights_are_mapped_and_shared() {
+        let folder = tempfile::tempdir().unwrap();
+        let data: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        std::fs::create_dir(folder.path().join("sub")).unwrap();
+        std::fs::write(folder.path().join("sub/w.bin"), &data).unwrap();
+        let w = load_external(
+            Some(folder.path()),
+            vec![
+                external("a", &[("location", "./sub/w.bin")]),
+                external("b", &[("location", "./sub/w.bin"), ("offset", "16"), ("length", "8")]),
+                external("c", &[("location", "sub/w.bin"), ("offset", "2")]),
+            ],
+        );
+        // Without a length, the dims say how much of the file it is.
+        let w = w.unwrap();
+        assert_eq!(w[0].as_slice::<f32>().unwrap(), [0.0, 1.0]);
+        assert_eq!(w[1].as_slice::<f32>().unwrap(), [4.0, 5.0]);
+        assert!(w[0].buffer().same_memory(w[1].buffer()));
+        assert_eq!(w[2].as_bytes(), &data[2..10]);
+    }
+
+    #[test]
+    fn external_weights_stay_in_the_folder_of_the_model() {
+        let outside = tempfile::tempdir().unwrap();
+        let secret = outside.path().join("secret");
+        std::fs::write(&secret, [0; 8]).unwrap();
+        let folder = outside.path().join("model");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("w"), [0; 8]).unwrap();
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(&secret, folder.join("link")).unwrap();
+            std::os::unix::fs::symlink(folder.join("w"), folder.join("fine")).unwrap();
+            std::os::unix::fs::symlink(outside.path(), folder.join("up")).unwrap();
+            load_external(Some(&folder), vec![external("a", &[("location", "fine")])]).unwrap();
+        }
+        let absolute = secret.to_str().unwrap();
+        let cases: [(&[(&str, &str)], &str); 11] = [
+            (&[("location", "../secret")], "../secret"),
+            (&[("location", "x/../../secret")], "outside"),
+            (&[("location", absolute)], "outside"),
+            (&[("location", "link")], "link"),
+            (&[("location", "up/secret")], "up/secret"),
+            (&[("location", "gone.bin")], "gone.bin"),
+            (&[("location", ".")], "not a regular file"),
+            (&[("offset", "0")], "no location"),
+            (&[("location", "w"), ("offset", "4")], "8 bytes"),
+            (&[("location", "w"), ("length", "7")], "7"),
+            (&[("location", "w"), ("offset", "18446744073709551615")], "bytes"),
+        ];
+        for (entries, word) in cases {
+            let error =
+                load_external(Some(&folder), vec![external("the_weight", entries)]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(word) && text.contains("the_weight"), "{entries:?}: {text}");
+        }
+        let error = load_external(None, vec![external("a", &[("location", "w")])]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Missing);
+    }
+}

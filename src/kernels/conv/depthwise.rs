@@ -1,0 +1,147 @@
+//! Depthwise convolution: every output channel sees one input channel, strip by strip.
+
+use super::{ConvEpilogue, scalar};
+use crate::kernels::aligned::AlignedF32;
+use crate::kernels::gemm::block::{Edge, run_tile};
+use crate::kernels::gemm::kernel::{Finish, Kernel, Tile};
+use crate::kernels::isa::{Isa, Kind};
+use crate::kernels::parallel::{Parallel, SharedOut, for_each_part, split_range};
+use crate::kernels::strip::{Strip, StripPlan};
+use crate::kernels::{Activation, Epilogue, Window};
+use std::cell::Cell;
+
+thread_local! {
+    static BUFFER: Cell<AlignedF32> = Cell::default();
+}
+
+/// Weights of a depthwise convolution: [output channel][row][column].
+#[derive(Clone, Debug)]
+pub(super) struct Depthwise {
+    weights: Vec<f32>,
+    window: Window,
+    /// Output channels per input channel.
+    multiplier: usize,
+}
+
+/// One channel of the weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taps<'a> {
+    pub weights: &'a [f32],
+    pub bias: f32,
+    /// The activation, where it is a clamp and no residual comes before it.
+    pub bounds: Option<(f32, f32)>,
+}
+
+impl Depthwise {
+    pub(super) fn new(weights: &[f32], window: Window, multiplier: usize) -> Self {
+        Self { weights: weights.to_vec(), window, multiplier }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.weights.len() * 4
+    }
+
+    /// Convolves; sizes have been checked and no dimension of the output is zero.
+    pub(super) fn run(
+        &self,
+        kernel: &'static Kernel,
+        isa: Isa,
+        x: &[f32],
+        batch: usize,
+        size: [usize; 2],
+        out_size: [usize; 2],
+        channels: usize,
+        epilogue: &ConvEpilogue<'_>,
+        out: &mut [f32],
+        par: &dyn Parallel,
+    ) {
+        let (plane, out_plane) = (size[0] * size[1], out_size[0] * out_size[1]);
+        let in_channels = channels / self.multiplier;
+        let taps = self.window.kernel[0] * self.window.kernel[1];
+        let bounds = epilogue.activation.bounds().filter(|_| epilogue.residual.is_none());
+        let plan = StripPlan::new(isa, self.window, size, out_size);
+        let units = batch * channels * plan.bands();
+        let parts = par.threads().min(units);
+        let c = SharedOut::new(out);
+        for_each_part(par, parts, &|part| {
+            let mut buffer = BUFFER.take();
+            for unit in split_range(units, parts, part, 1) {
+                let (image, band) = (unit / plan.bands(), unit % plan.bands());
+                let channel = image % channels;
+                let source = image / channels * in_channels + channel / self.multiplier;
+                let strip = plan.fill(&x[source * plane..][..plane], band, 0.0, &mut buffer);
+                let taps = Taps {
+                    weights: &self.weights[channel * taps..][..taps],
+                    bias: epilogue.bias.map_or(0.0, |b| b[channel]),
+                    bounds,
+                };
+                let rows = plan.rows(band);
+                let at = image * out_plane + rows.start * out_size[1];
+                // SAFETY: `out` holds batch · channels planes; a unit owns its band of one.
+                let band_out = unsafe {
+                    std::slice::from_raw_parts_mut(c.ptr().add(at), rows.len() * out_size[1])
+                };
+                sums(isa, &strip, &taps, out_size[1], band_out);
+                if bounds.is_none() {
+                    finish(kernel, epilogue, at, band_out);
+                }
+            }
+            BUFFER.set(buffer);
+        });
+    }
+}
+
+/// All outputs of one band, with the bias and, where nothing comes between, the clamp.
+fn sums(isa: Isa, strip: &Strip<'_>, taps: &Taps<'_>, width: usize, out: &mut [f32]) {
+    match isa.kind() {
+        Kind::Scalar => {
+            for (y, line) in out.chunks_exact_mut(width).enumerate() {
+                scalar::depthwise_row(strip, taps, y * strip.row_stride, line);
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
+        Kind::Avx2 => unsafe { super::avx2::depthwise(strip, taps, width, out) },
+    }
+}
+
+/// Residual and activation, on the outputs from element `at` on, which were just written.
+pub(super) fn finish(kernel: &Kernel, epilogue: &ConvEpilogue<'_>, at: usize, out: &mut [f32]) {
+    if epilogue.residual.is_none() && epilogue.activation == Activation::None {
+        return;
+    }
+    let base = Epilogue { activation: epilogue.activation, ..Epilogue::default() };
+    let residual = epilogue.residual.map(|r| &r[at..][..out.len()]);
+    let mut edge = Edge::new();
+    let mut i = 0;
+    while i < out.len() {
+        // The band is one run of elements, taken as rows of a tile that follow one another.
+        let rows = ((out.len() - i) / kernel.cols).clamp(1, kernel.rows);
+        let width = kernel.cols.min(out.len() - i);
+        let mut f = Finish::new(&base);
+        if let Some(r) = residual {
+            f.residual = r[i..].as_ptr();
+            f.residual_row = kernel.cols;
+            f.residual_last = epilogue.residual_after_activation;
+        }
+        let c = out[i..].as_mut_ptr();
+        let tile = Tile {
+            rows,
+            k: 0,
+            a: c,
+            a_row: 1,
+            a_k: 1,
+            b: c,
+            b_k: 0,
+            c,
+            c_row: kernel.cols,
+            narrow: false,
+            accumulate: true,
+            finish: Some(f),
+        };
+        // SAFETY: rows · width elements are valid in the output and in the residual, which is as
+        // long; with k = 0 neither A nor B is read.
+        unsafe { run_tile(kernel, tile, width, &mut edge) };
+        i += rows * width;
+    }
+}

@@ -1,0 +1,268 @@
+//! Building a pipeline.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use brigade_actors::{InPort, Options, OutPort, Topology};
+
+use super::handle::{Inner, Pipeline};
+use super::placement;
+use super::prepared::{Prepared, optimised};
+use super::stage::{factory, item_error};
+use crate::device::DeviceId;
+use crate::error::{Result, bail, err};
+use crate::graph::Graph;
+use crate::ops::CompileOptions;
+use crate::partition::{DeviceMap, OutputSource, Source};
+use crate::registry::Registry;
+use crate::tensor::{Tensor, Value};
+
+/// Collects what a pipeline is made of; [`spawn`](Self::spawn) checks it all.
+#[derive(Debug)]
+pub struct PipelineBuilder {
+    graph: Graph,
+    registry: Registry,
+    options: CompileOptions,
+    placing: Placing,
+    params: Vec<(String, Tensor)>,
+    micro_batch: Option<usize>,
+    in_flight: Option<usize>,
+    threads: BTreeMap<DeviceId, usize>,
+    axes: BTreeMap<String, Option<usize>>,
+    shapes: Vec<(String, Vec<usize>)>,
+    trace: usize,
+    name: Option<String>,
+}
+
+#[derive(Debug)]
+enum Placing {
+    Map(DeviceMap),
+    Stages { count: usize, devices: Vec<DeviceId> },
+    Fallback { primary: DeviceId, fallback: DeviceId },
+}
+
+impl Pipeline {
+    /// Starts building a pipeline over a graph. Unless told otherwise it is one segment on `cpu`.
+    pub fn builder(graph: Graph) -> PipelineBuilder {
+        PipelineBuilder {
+            graph,
+            registry: Registry::default(),
+            options: CompileOptions::default(),
+            placing: Placing::Map(DeviceMap::single(DeviceId::cpu(0))),
+            params: Vec::new(),
+            micro_batch: None,
+            in_flight: None,
+            threads: BTreeMap::new(),
+            axes: BTreeMap::new(),
+            shapes: Vec::new(),
+            trace: 0,
+            name: None,
+        }
+    }
+}
+
+impl PipelineBuilder {
+    /// The devices and operators to work with.
+    #[must_use]
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.registry = registry;
+        self
+    }
+
+    /// Options of the compilation.
+    #[must_use]
+    pub fn options(mut self, options: CompileOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Which node runs where.
+    #[must_use]
+    pub fn placement(mut self, map: DeviceMap) -> Self {
+        self.placing = Placing::Map(map);
+        self
+    }
+
+    /// `count` contiguous segments of about equal analytic cost, over the devices in turn.
+    ///
+    /// # Errors
+    /// If a device's name is not well formed.
+    pub fn stages(mut self, count: usize, devices: &[&str]) -> Result<Self> {
+        let devices = devices.iter().map(|d| d.parse()).collect::<Result<Vec<DeviceId>>>()?;
+        self.placing = Placing::Stages { count, devices };
+        Ok(self)
+    }
+
+    /// Each node on `primary` where that supports it, else on `fallback`.
+    #[must_use]
+    pub fn fallback(mut self, primary: DeviceId, fallback: DeviceId) -> Self {
+        self.placing = Placing::Fallback { primary, fallback };
+        self
+    }
+
+    /// Binds parameters.
+    #[must_use]
+    pub fn params<N: Into<String>>(
+        mut self,
+        params: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Self {
+        self.params.extend(params.into_iter().map(|(n, t)| (n.into(), t)));
+        self
+    }
+
+    /// Cuts batches into micro-batches of at most this many items.
+    #[must_use]
+    pub fn micro_batch(mut self, items: usize) -> Self {
+        self.micro_batch = Some(items);
+        self
+    }
+
+    /// How many items may be in flight; chosen from the number of segments unless set.
+    #[must_use]
+    pub fn in_flight(mut self, items: usize) -> Self {
+        self.in_flight = Some(items);
+        self
+    }
+
+    /// Kernel threads of each actor on a device (1 unless set).
+    #[must_use]
+    pub fn threads(mut self, device: DeviceId, threads: usize) -> Self {
+        self.threads.insert(device, threads);
+        self
+    }
+
+    /// The axis of an input that carries the batch (`None`: it carries none).
+    #[must_use]
+    pub fn batch_axis(mut self, input: impl Into<String>, axis: Option<usize>) -> Self {
+        self.axes.insert(input.into(), axis);
+        self
+    }
+
+    /// The shape that an input will have, for estimates of cost.
+    #[must_use]
+    pub fn expected_shape(mut self, input: impl Into<String>, shape: &[usize]) -> Self {
+        self.shapes.push((input.into(), shape.to_vec()));
+        self
+    }
+
+    /// Records up to this many events per actor.
+    #[must_use]
+    pub fn trace(mut self, events: usize) -> Self {
+        self.trace = events;
+        self
+    }
+
+    /// The pipeline's name in statistics and errors.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Runs the passes, cuts the graph, compiles the segments and starts the actors.
+    ///
+    /// # Errors
+    /// If anything of it is not possible: operators that cannot be run (all listed), devices that
+    /// are not there, parameters that are not bound, options out of range.
+    pub fn spawn(self) -> Result<Pipeline> {
+        if self.micro_batch == Some(0) {
+            bail!(Usage, "a micro-batch of 0 items is not possible");
+        }
+        if self.in_flight == Some(0) {
+            bail!(Usage, "0 items in flight are not possible; use at least 1");
+        }
+        let before = self.graph.clone();
+        let graph = optimised(self.graph, &self.registry, &self.options)?;
+        let shapes: Vec<(&str, &[usize])> =
+            self.shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
+        let symbols = crate::ops::infer::bind_symbols(&graph, &shapes)?;
+        let map = match self.placing {
+            Placing::Map(map) => match map.check(&graph) {
+                Ok(()) => map,
+                Err(_) => map.carry_over(&before, &graph)?,
+            },
+            Placing::Stages { count, devices } => {
+                let lookup = |s: &str| symbols.get(s).copied();
+                placement::balanced(&graph, &devices, count, &self.registry, &lookup)?
+            }
+            Placing::Fallback { primary, fallback } => {
+                placement::fallback(&graph, &primary, &fallback, &self.registry)?
+            }
+        };
+        let notices = map.notices().iter().map(ToString::to_string).collect();
+        let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
+        for (name, tensor) in self.params {
+            prepared.set_param(&name, tensor)?;
+        }
+        let prepared = Arc::new(prepared);
+        let sealed = prepared.seal()?;
+        let mut fixed: Vec<(usize, Tensor)> = sealed.fixed.clone().into_iter().collect();
+        fixed.sort_by_key(|(at, _)| *at);
+        let topology = topology(&prepared, sealed.segments)?;
+        let mut options = Options::new().trace(self.trace);
+        if let Some(n) = self.in_flight {
+            options = options.in_flight(n);
+        }
+        let name = self.name.unwrap_or_else(|| prepared.graph().name.clone());
+        if !name.is_empty() {
+            options = options.name(name);
+        }
+        let actors = brigade_actors::Pipeline::spawn(topology, options).map_err(|e| match e {
+            brigade_actors::SpawnError::Stage { error, .. } => item_error(&error),
+            other => err!(Device, "the pipeline could not be started").with_source(other),
+        })?;
+        Ok(Pipeline::new(Inner {
+            prepared,
+            actors,
+            fixed,
+            micro_batch: self.micro_batch,
+            stated_axes: self.axes,
+            axes: OnceLock::new(),
+            ops: self.registry.ops().clone(),
+            notices,
+        }))
+    }
+}
+
+/// The actors of a prepared graph: a source port for each input, an actor for each segment, a sink
+/// port for each output that is not constant.
+fn topology(
+    prepared: &Prepared,
+    compiled: Vec<Arc<dyn crate::device::CompiledSegment>>,
+) -> Result<Topology<Value>> {
+    let split = prepared.split();
+    let mut builder = Topology::<Value>::builder();
+    let sources: Vec<OutPort> =
+        prepared.inputs().iter().map(|(name, _)| builder.source(name.clone())).collect();
+    let mut ids = Vec::with_capacity(compiled.len());
+    for ((segment, device), code) in split.segments().iter().zip(prepared.devices()).zip(compiled) {
+        let device_name = segment.device.to_string();
+        builder.lanes(device_name.clone(), device.lanes());
+        let outputs = segment.graph.outputs().len();
+        let name = format!("{}.{}", device_name, segment.index);
+        let id = builder.actor(name, device_name, segment.inputs.len(), outputs, factory(code));
+        ids.push(id);
+    }
+    let from = |source: &Source| match *source {
+        Source::Input(i) => sources[i],
+        Source::Segment { index, output } => ids[index].output(output),
+    };
+    for (segment, id) in split.segments().iter().zip(&ids) {
+        for (port, source) in segment.inputs.iter().enumerate() {
+            builder.connect(from(source), id.input(port));
+        }
+    }
+    for (i, (source, name)) in
+        split.outputs().iter().zip(prepared.graph().output_names()).enumerate()
+    {
+        let port: OutPort = match source {
+            OutputSource::Input(k) => sources[*k],
+            OutputSource::Segment { index, output } => ids[*index].output(*output),
+            OutputSource::Constant(_) | OutputSource::Param(_) => continue,
+        };
+        // One value may be several outputs, whose names must differ here.
+        let sink: InPort = builder.sink(format!("{i}:{name}"));
+        builder.connect(port, sink);
+    }
+    builder.build().map_err(|e| err!(Plan, "the graph makes no pipeline").with_source(e))
+}

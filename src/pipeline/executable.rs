@@ -1,0 +1,339 @@
+//! The sequential executor: one segment after the other on the caller's thread. It is the oracle
+//! that streaming is compared with.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use super::prepared::{Prepared, optimised, tensor_for};
+use crate::device::{DeviceId, Instance};
+use crate::error::{Result, bail, err};
+use crate::graph::Graph;
+use crate::ops::CompileOptions;
+use crate::partition::{DeviceMap, OutputSource, Segmentation, Source};
+use crate::registry::Registry;
+use crate::tensor::{DType, Tensor, Value};
+
+/// A graph over several devices, run one segment after the other.
+///
+/// Cheap to clone; all methods take `&self`, and several threads may run it at once (each gets
+/// working buffers of its own, the weights are shared).
+///
+/// ```
+/// use brigade::ops::builder::GraphBuilder;
+/// use brigade::{CompileOptions, DType, DeviceMap, HeteroExecutable, Registry};
+///
+/// let mut g = GraphBuilder::new("mlp");
+/// let x = g.input("x", DType::F32, [2.into(), 2.into()])?;
+/// let w = g.param("w", DType::F32, &[2, 2])?;
+/// let h = g.matmul(x, w)?;
+/// let y = g.relu(h)?;
+/// let graph = g.finish([("y", y)])?;
+///
+/// let map = DeviceMap::from_fn(&graph, |node| match node.op.as_str() {
+///     "Relu" => "cpu:1".parse().unwrap(),
+///     _ => "cpu:0".parse().unwrap(),
+/// });
+/// let executable = HeteroExecutable::compile(graph, &map, &CompileOptions::default())?;
+/// executable.set_param("w", &[1.0, 0.0, 0.0, -1.0])?;
+/// let outputs = executable.run(&[("x", &[1.0, 2.0, 3.0, 4.0])])?;
+/// assert_eq!(outputs, [[1.0, 0.0, 3.0, 0.0]]);
+/// assert_eq!(executable.num_segments(), 2);
+/// # Ok::<(), brigade::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct HeteroExecutable {
+    prepared: Arc<Prepared>,
+}
+
+/// A graph on one device: what a split is compared with.
+#[derive(Clone, Debug)]
+pub struct CompiledGraph(HeteroExecutable);
+
+/// Compiles a graph for one device.
+///
+/// # Errors
+/// If the device is not there, or cannot run a node; everything that cannot run is listed.
+pub fn compile_with(
+    graph: Graph,
+    device: &DeviceId,
+    options: &CompileOptions,
+) -> Result<CompiledGraph> {
+    compile_in(graph, device, options, &Registry::default())
+}
+
+/// As [`compile_with`], over the devices and operators of a registry.
+///
+/// # Errors
+/// As [`compile_with`].
+pub fn compile_in(
+    graph: Graph,
+    device: &DeviceId,
+    options: &CompileOptions,
+    registry: &Registry,
+) -> Result<CompiledGraph> {
+    let map = DeviceMap::single(device.clone());
+    Ok(CompiledGraph(HeteroExecutable::compile_in(graph, &map, options, registry)?))
+}
+
+thread_local! {
+    /// The working state of executables on this thread: instances need not be `Send`.
+    static INSTANCES: RefCell<Vec<Bench>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Bench {
+    owner: Weak<Prepared>,
+    id: u64,
+    generation: u64,
+    instances: Vec<Box<dyn Instance>>,
+}
+
+impl HeteroExecutable {
+    /// Compiles a graph for a placement on the built-in devices.
+    ///
+    /// # Errors
+    /// If the map is of another graph, a device is not there, or a node cannot run where it is
+    /// placed.
+    pub fn compile(graph: Graph, map: &DeviceMap, options: &CompileOptions) -> Result<Self> {
+        Self::compile_in(graph, map, options, &Registry::default())
+    }
+
+    /// As [`Self::compile`], over the devices and operators of a registry.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_in(
+        graph: Graph,
+        map: &DeviceMap,
+        options: &CompileOptions,
+        registry: &Registry,
+    ) -> Result<Self> {
+        map.check(&graph)?;
+        let placed = map.clone();
+        let before = graph.clone();
+        let graph = optimised(graph, registry, options)?;
+        let map = placed.carry_over(&before, &graph)?;
+        Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())
+    }
+
+    /// Compiles a graph with each node on `primary` where that supports it, else on `fallback`.
+    ///
+    /// # Errors
+    /// If a device is not there, or a node can run on neither.
+    pub fn with_fallback(
+        graph: Graph,
+        primary: &DeviceId,
+        fallback: &DeviceId,
+        options: &CompileOptions,
+        registry: &Registry,
+    ) -> Result<Self> {
+        let graph = optimised(graph, registry, options)?;
+        let map = super::placement::fallback(&graph, primary, fallback, registry)?;
+        Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())
+    }
+
+    /// From a graph that the passes ran on.
+    pub(crate) fn prepare(
+        graph: Graph,
+        map: &DeviceMap,
+        registry: &Registry,
+        options: CompileOptions,
+        threads: BTreeMap<DeviceId, usize>,
+    ) -> Result<Self> {
+        Ok(Self { prepared: Arc::new(Prepared::new(graph, map, registry, options, threads)?) })
+    }
+
+    /// Over what a pipeline runs too.
+    pub(crate) fn over(prepared: Arc<Prepared>) -> Self {
+        Self { prepared }
+    }
+
+    /// Binds a parameter of f32.
+    ///
+    /// # Errors
+    /// If there is no such parameter, or its dtype or number of elements differs.
+    pub fn set_param(&self, name: &str, data: &[f32]) -> Result<()> {
+        self.set_param_typed(name, DType::F32, bytemuck::cast_slice(data))
+    }
+
+    /// Binds a parameter by little-endian bytes.
+    ///
+    /// # Errors
+    /// As [`Self::set_param`].
+    pub fn set_param_typed(&self, name: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
+        let tensor = match self.prepared.param_fact(name) {
+            Some(fact) => tensor_for(&format!("parameter `{name}`"), fact, dtype, bytes)?,
+            // The name is wrong; binding anything says so.
+            None => Tensor::from_bytes(dtype, [bytes.len() / dtype.size().max(1)], bytes)?,
+        };
+        self.prepared.set_param(name, tensor)
+    }
+
+    /// Binds a parameter.
+    ///
+    /// # Errors
+    /// As [`Self::set_param`].
+    pub fn bind(&self, name: &str, tensor: Tensor) -> Result<()> {
+        self.prepared.set_param(name, tensor)
+    }
+
+    /// Runs f32 inputs, by name, and gives the f32 outputs in the order of declaration.
+    ///
+    /// # Errors
+    /// If an input is unknown, given twice, missing, of another size or dtype, or an output is not
+    /// f32; if a parameter is not bound; if a kernel fails.
+    pub fn run(&self, inputs: &[(&str, &[f32])]) -> Result<Vec<Vec<f32>>> {
+        let mut named = Vec::with_capacity(inputs.len());
+        for (name, data) in inputs {
+            let fact = self.prepared.inputs().iter().find(|(n, _)| n == name).map(|(_, f)| f);
+            let value = match fact {
+                Some(fact) => {
+                    let what = format!("input `{name}`");
+                    tensor_for(&what, fact, DType::F32, bytemuck::cast_slice(data))?
+                }
+                None => Tensor::from_slice([data.len()], data)?,
+            };
+            named.push(((*name).to_owned(), Value::from(value)));
+        }
+        let outputs = self.run_values(named)?;
+        let mut out = Vec::with_capacity(outputs.len());
+        for (value, name) in outputs.into_iter().zip(self.output_names()) {
+            let tensor = value.into_tensor()?;
+            if tensor.dtype() != DType::F32 {
+                return Err(err!(DType, "output `{name}` is {}, not f32", tensor.describe())
+                    .with_help("use `run_typed`"));
+            }
+            out.push(tensor.as_slice::<f32>()?.to_vec());
+        }
+        Ok(out)
+    }
+
+    /// Runs inputs of any dtype, by name, and gives the outputs with their names, in the order of
+    /// declaration.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_typed(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Value)>> {
+        let named = inputs.iter().map(|(n, t)| ((*n).to_owned(), Value::from(t.clone()))).collect();
+        let outputs = self.run_values(named)?;
+        Ok(self.output_names().into_iter().zip(outputs).collect())
+    }
+
+    /// Runs named values and gives the outputs in the order of declaration.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_values(&self, named: Vec<(String, Value)>) -> Result<Vec<Value>> {
+        let inputs = self.prepared.arrange(named)?;
+        self.run_ordered(inputs, &mut |_, _, _| {})
+    }
+
+    /// As [`Self::run_values`]; `observe` sees the name, operator and outputs of each node.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_observed(
+        &self,
+        named: Vec<(String, Value)>,
+        observe: &mut dyn FnMut(&str, &str, &[Value]),
+    ) -> Result<Vec<Value>> {
+        let inputs = self.prepared.arrange(named)?;
+        self.run_ordered(inputs, observe)
+    }
+
+    /// Runs values that are in order and admitted.
+    pub(crate) fn run_ordered(
+        &self,
+        inputs: Vec<Value>,
+        observe: &mut dyn FnMut(&str, &str, &[Value]),
+    ) -> Result<Vec<Value>> {
+        let sealed = self.prepared.seal()?;
+        let mut instances = self.take_instances(&sealed)?;
+        let result = run_segments(self.split(), &mut instances, &sealed.fixed, inputs, observe);
+        INSTANCES.with_borrow_mut(|all| {
+            all.push(Bench {
+                owner: Arc::downgrade(&self.prepared),
+                id: self.prepared.id(),
+                generation: sealed.generation,
+                instances,
+            });
+        });
+        result
+    }
+
+    fn take_instances(&self, sealed: &super::prepared::Sealed) -> Result<Vec<Box<dyn Instance>>> {
+        let found = INSTANCES.with_borrow_mut(|all| {
+            all.retain(|b| b.owner.strong_count() > 0);
+            let at = all.iter().position(|b| b.id == self.prepared.id())?;
+            Some(all.swap_remove(at))
+        });
+        match found {
+            Some(b) if b.generation == sealed.generation => Ok(b.instances),
+            _ => sealed.segments.iter().map(|s| s.instance()).collect(),
+        }
+    }
+
+    /// How many segments there are.
+    pub fn num_segments(&self) -> usize {
+        self.split().segments().len()
+    }
+
+    /// The device of each segment, in order.
+    pub fn segment_devices(&self) -> Vec<DeviceId> {
+        self.split().devices().cloned().collect()
+    }
+
+    /// The segments and how they are joined.
+    pub fn split(&self) -> &Segmentation {
+        self.prepared.split()
+    }
+
+    /// The graph that the placement is of, after the passes.
+    pub fn graph(&self) -> &Graph {
+        self.prepared.graph()
+    }
+
+    /// The names of the outputs, in order.
+    pub fn output_names(&self) -> Vec<String> {
+        self.graph().output_names().map(str::to_owned).collect()
+    }
+}
+
+fn run_segments(
+    split: &Segmentation,
+    instances: &mut [Box<dyn Instance>],
+    fixed: &std::collections::HashMap<usize, Tensor>,
+    inputs: Vec<Value>,
+    observe: &mut dyn FnMut(&str, &str, &[Value]),
+) -> Result<Vec<Value>> {
+    let mut made: Vec<Vec<Value>> = Vec::with_capacity(instances.len());
+    for (segment, instance) in split.segments().iter().zip(instances) {
+        let mut arguments = Vec::with_capacity(segment.inputs.len());
+        for source in &segment.inputs {
+            arguments.push(match *source {
+                Source::Input(i) => inputs[i].clone(),
+                Source::Segment { index, output } => made[index][output].clone(),
+            });
+        }
+        made.push(instance.run_observed(arguments, observe)?);
+    }
+    let mut outputs = Vec::with_capacity(split.outputs().len());
+    for (i, source) in split.outputs().iter().enumerate() {
+        outputs.push(match source {
+            OutputSource::Input(k) => inputs[*k].clone(),
+            OutputSource::Segment { index, output } => made[*index][*output].clone(),
+            OutputSource::Constant(_) | OutputSource::Param(_) => match fixed.get(&i) {
+                Some(t) => Value::from(t.clone()),
+                None => bail!(Internal, "output {i} is made by nothing"),
+            },
+        });
+    }
+    Ok(outputs)
+}
+
+impl std::ops::Deref for CompiledGraph {
+    type Target = HeteroExecutable;
+    fn deref(&self) -> &HeteroExecutable {
+        &self.0
+    }
+}

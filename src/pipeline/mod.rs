@@ -1,0 +1,17 @@
+//! Running a graph that is cut into segments: one after the other ([`HeteroExecutable`], the
+//! oracle), or as a [`Pipeline`] of device actors.
+
+mod batch;
+mod builder;
+mod executable;
+mod handle;
+pub mod placement;
+mod prepared;
+mod stage;
+mod state;
+
+pub use batch::BatchAxes;
+pub use builder::PipelineBuilder;
+pub use executable::{CompiledGraph, HeteroExecutable, compile_in, compile_with};
+pub use handle::{Pipeline, StateStream, Stream, Ticket};
+pub use state::State;

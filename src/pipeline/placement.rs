@@ -1,0 +1,120 @@
+//! Placements that ask the devices of a registry, or the operators' cost.
+
+use std::collections::HashMap;
+
+use crate::device::{DeviceId, Support};
+use crate::error::Result;
+use crate::graph::{Fact, Graph, Node, NodeId, ValueId};
+use crate::ops::cost::{Cost, CostQuery};
+use crate::partition::DeviceMap;
+use crate::registry::Registry;
+use crate::tensor::{DType, Shape};
+
+/// Each node on `primary` if that supports it, else on `fallback`.
+///
+/// # Errors
+/// If a device is not there, or some nodes can run on neither; all of them are named.
+pub fn fallback(
+    graph: &Graph,
+    primary: &DeviceId,
+    fallback: &DeviceId,
+    registry: &Registry,
+) -> Result<DeviceMap> {
+    let mut devices = HashMap::new();
+    for id in [primary, fallback] {
+        devices.insert(id.clone(), registry.device(id)?);
+    }
+    DeviceMap::auto_fallback(graph, primary, fallback, &|id, graph, node| match devices.get(id) {
+        Some(device) => device.supports(node, &facts(graph, node)),
+        None => Support::No("no such device".to_owned()),
+    })
+}
+
+/// As [`fallback`], but a primary device that is not usable here leaves everything to the
+/// fallback; the reason is returned beside the map.
+///
+/// # Errors
+/// If the fallback device is not there, or cannot run some nodes.
+pub fn fallback_if_present(
+    graph: &Graph,
+    primary: &DeviceId,
+    fallback_to: &DeviceId,
+    registry: &Registry,
+) -> Result<(DeviceMap, Option<String>)> {
+    match registry.device(primary) {
+        Ok(_) => Ok((fallback(graph, primary, fallback_to, registry)?, None)),
+        Err(why) => {
+            registry.device(fallback_to)?;
+            Ok((DeviceMap::single(fallback_to.clone()), Some(why.to_string())))
+        }
+    }
+}
+
+/// `stages` contiguous segments of about equal analytic cost, over the devices in turn.
+///
+/// # Errors
+/// If there are fewer nodes than stages, or no device.
+pub fn balanced(
+    graph: &Graph,
+    devices: &[DeviceId],
+    stages: usize,
+    registry: &Registry,
+    symbols: &dyn Fn(&str) -> Option<i64>,
+) -> Result<DeviceMap> {
+    let costs = node_costs(graph, registry, symbols);
+    let seconds = |id: NodeId| costs[id.index()].seconds(PEAK_FLOPS, PEAK_BYTES);
+    let bytes = |v: ValueId| value_bytes(graph, v, symbols);
+    DeviceMap::balanced(graph, devices, stages, &seconds, &bytes)
+}
+
+/// The peaks that analytic costs are turned into times with: those of one present-day core. Only
+/// their ratio matters for a balance.
+const PEAK_FLOPS: f64 = 80e9;
+const PEAK_BYTES: f64 = 15e9;
+
+/// The extent that an unknown symbol is taken for where nobody gave one.
+const ASSUMED_EXTENT: i64 = 64;
+
+fn facts(graph: &Graph, node: &Node) -> Vec<Option<Fact>> {
+    node.inputs.iter().map(|v| v.map(|v| graph.value(v).fact.clone())).collect()
+}
+
+/// The concrete dtype and shape of a value, with assumed extents for unknown symbols.
+fn concrete(
+    graph: &Graph,
+    value: ValueId,
+    symbols: &dyn Fn(&str) -> Option<i64>,
+) -> Option<(DType, Shape)> {
+    let fact = &graph.value(value).fact;
+    let lookup = |s: &str| symbols(s).or(Some(ASSUMED_EXTENT));
+    let shape = fact.shape.as_ref()?;
+    let dims: Option<Vec<usize>> =
+        shape.iter().map(|d| d.evaluate(&lookup).and_then(|v| usize::try_from(v).ok())).collect();
+    let dims = dims?;
+    crate::tensor::element_count(&dims, 8).ok()?;
+    Some((fact.dtype?, dims.into()))
+}
+
+/// The analytic cost of each node; `symbols` gives the extents that are known.
+pub fn node_costs(
+    graph: &Graph,
+    registry: &Registry,
+    symbols: &dyn Fn(&str) -> Option<i64>,
+) -> Vec<Cost> {
+    let known = |v: &Option<ValueId>| v.and_then(|v| concrete(graph, v, symbols));
+    graph
+        .nodes()
+        .iter()
+        .map(|node| {
+            let inputs: Vec<_> = node.inputs.iter().map(known).collect();
+            let outputs: Vec<_> = node.outputs.iter().map(known).collect();
+            let query = CostQuery { node, inputs: &inputs, outputs: &outputs };
+            registry.ops().get(&node.domain, &node.op).map_or(Cost::default(), |d| (d.cost)(&query))
+        })
+        .collect()
+}
+
+/// Bytes of a value; `symbols` gives the extents that are known.
+pub fn value_bytes(graph: &Graph, value: ValueId, symbols: &dyn Fn(&str) -> Option<i64>) -> f64 {
+    concrete(graph, value, symbols).map_or(0.0, |(d, s)| (s.elements() * d.size()) as f64)
+}

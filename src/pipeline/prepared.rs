@@ -1,0 +1,336 @@
+//! A graph made ready for a placement: passes run, cut into segments, parameters, compiled code.
+//!
+//! The sequential executor and the actor pipeline run the same [`Prepared`] graph: the same
+//! segments, micro-batches and threads. That is why they agree to the bit.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{CompiledSegment, Device, DeviceId};
+use crate::error::{Error, ErrorKind, Result, bail, err};
+use crate::graph::{Fact, Graph};
+use crate::ops::CompileOptions;
+use crate::ops::infer::bind_symbols;
+use crate::partition::{DeviceMap, OutputSource, Segmentation};
+use crate::passes;
+use crate::registry::Registry;
+use crate::tensor::{DType, Tensor, Value};
+
+/// A graph, a placement, and what was compiled for it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    graph: Graph,
+    split: Segmentation,
+    devices: Vec<Arc<dyn Device>>,
+    threads: BTreeMap<DeviceId, usize>,
+    options: CompileOptions,
+    inputs: Vec<(String, Fact)>,
+    sealing: Mutex<Sealing>,
+    id: u64,
+}
+
+#[derive(Debug, Default)]
+struct Sealing {
+    params: HashMap<String, Tensor>,
+    compiled: Vec<Option<Arc<dyn CompiledSegment>>>,
+    generation: u64,
+}
+
+/// Compiled segments, in order, with every parameter bound.
+#[derive(Clone, Debug)]
+pub(crate) struct Sealed {
+    pub(crate) segments: Vec<Arc<dyn CompiledSegment>>,
+    /// What each output that no segment makes is: by its place among the graph's outputs.
+    pub(crate) fixed: HashMap<usize, Tensor>,
+    /// Changes whenever a segment is compiled anew.
+    pub(crate) generation: u64,
+}
+
+/// Checks a graph and runs the passes on it, for a placement to be made on the result.
+///
+/// # Errors
+/// If something in it cannot be run; everything that cannot is listed.
+pub(crate) fn optimised(
+    mut graph: Graph,
+    registry: &Registry,
+    options: &CompileOptions,
+) -> Result<Graph> {
+    passes::optimise(&mut graph, registry.ops(), options)?;
+    Ok(graph)
+}
+
+impl Prepared {
+    /// Cuts an optimised graph by a placement and compiles what has no unbound parameter.
+    pub(crate) fn new(
+        graph: Graph,
+        map: &DeviceMap,
+        registry: &Registry,
+        options: CompileOptions,
+        threads: BTreeMap<DeviceId, usize>,
+    ) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let split = Segmentation::new(&graph, map)?;
+        let devices: Vec<Arc<dyn Device>> =
+            split.devices().map(|id| registry.device(id)).collect::<Result<_>>()?;
+        for (segment, device) in split.segments().iter().zip(&devices) {
+            supported(&segment.graph, device.as_ref())?;
+        }
+        let inputs = graph
+            .inputs()
+            .iter()
+            .map(|v| (graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
+            .collect();
+        let count = split.segments().len();
+        let prepared = Self {
+            graph,
+            split,
+            devices,
+            threads,
+            options,
+            inputs,
+            sealing: Mutex::new(Sealing { compiled: vec![None; count], ..Sealing::default() }),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        };
+        if prepared.graph.unbound_params().next().is_none() {
+            prepared.seal()?;
+        }
+        Ok(prepared)
+    }
+
+    /// The optimised graph.
+    pub(crate) fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The segments and how they are joined.
+    pub(crate) fn split(&self) -> &Segmentation {
+        &self.split
+    }
+
+    /// The device of each segment, in order.
+    pub(crate) fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// A number that no other prepared graph of this process has.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The inputs, in order.
+    pub(crate) fn inputs(&self) -> &[(String, Fact)] {
+        &self.inputs
+    }
+
+    fn sealing(&self) -> MutexGuard<'_, Sealing> {
+        self.sealing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Binds a parameter. The segments that hold it are compiled anew before the next run.
+    pub(crate) fn set_param(&self, name: &str, tensor: Tensor) -> Result<()> {
+        let info = self.graph.values().iter().find(|v| v.param && v.name == name);
+        let Some(info) = info else {
+            let params: Vec<&str> =
+                self.graph.values().iter().filter(|v| v.param).map(|v| v.name.as_str()).collect();
+            return Err(err!(UnknownName, "the graph has no parameter `{name}`")
+                .with_help(listing("its parameters are", &params)));
+        };
+        info.fact.admits(&Value::from(tensor.clone())).map_err(|why| {
+            let kind = if info.fact.dtype == Some(tensor.dtype()) {
+                ErrorKind::Shape
+            } else {
+                ErrorKind::DType
+            };
+            Error::new(kind, format!("parameter `{name}`: {why}"))
+        })?;
+        let mut sealing = self.sealing();
+        sealing.params.insert(name.to_owned(), tensor);
+        for s in self.split.param_segments(name) {
+            sealing.compiled[*s] = None;
+        }
+        sealing.generation += 1;
+        Ok(())
+    }
+
+    /// The declared fact of a parameter.
+    pub(crate) fn param_fact(&self, name: &str) -> Option<&Fact> {
+        self.graph.values().iter().find(|v| v.param && v.name == name).map(|v| &v.fact)
+    }
+
+    /// The compiled segments; compiles those that a parameter was bound for since.
+    ///
+    /// # Errors
+    /// If parameters are not bound; all of them are listed.
+    pub(crate) fn seal(&self) -> Result<Sealed> {
+        let mut sealing = self.sealing();
+        let unbound: Vec<&str> = self
+            .graph
+            .unbound_params()
+            .map(|v| v.name.as_str())
+            .filter(|n| !sealing.params.contains_key(*n))
+            .collect();
+        if !unbound.is_empty() {
+            return Err(err!(Missing, "{}", listing("parameters are not bound:", &unbound))
+                .with_help("bind each with `set_param` before the first run"));
+        }
+        let mut segments = Vec::with_capacity(self.devices.len());
+        for (i, segment) in self.split.segments().iter().enumerate() {
+            if let Some(done) = &sealing.compiled[i] {
+                segments.push(Arc::clone(done));
+                continue;
+            }
+            let mut graph = segment.graph.clone();
+            for v in graph.values.iter_mut().filter(|v| v.param && v.constant.is_none()) {
+                v.constant = sealing.params.get(&v.name).cloned();
+            }
+            let mut options = self.options.clone();
+            if let Some(n) = self.threads.get(&segment.device) {
+                options.threads = *n;
+            }
+            let done = self.devices[i].compile(graph, &options)?;
+            sealing.compiled[i] = Some(Arc::clone(&done));
+            segments.push(done);
+        }
+        let mut fixed = HashMap::new();
+        for (i, source) in self.split.outputs().iter().enumerate() {
+            match source {
+                OutputSource::Constant(t) => {
+                    fixed.insert(i, t.clone());
+                }
+                OutputSource::Param(name) => {
+                    if let Some(t) = sealing.params.get(name) {
+                        fixed.insert(i, t.clone());
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(Sealed { segments, fixed, generation: sealing.generation })
+    }
+
+    /// Inputs by name, put into the graph's order.
+    ///
+    /// # Errors
+    /// If one is unknown, given twice, missing, or not what was declared; names it.
+    pub(crate) fn arrange(&self, named: Vec<(String, Value)>) -> Result<Vec<Value>> {
+        let mut by_name: HashMap<String, Value> = HashMap::with_capacity(named.len());
+        for (name, value) in named {
+            if !self.inputs.iter().any(|(n, _)| *n == name) {
+                let names: Vec<&str> = self.inputs.iter().map(|(n, _)| n.as_str()).collect();
+                return Err(err!(UnknownName, "the graph has no input `{name}`")
+                    .with_help(listing("its inputs are", &names)));
+            }
+            if by_name.contains_key(&name) {
+                bail!(Duplicate, "input `{name}` was given twice");
+            }
+            by_name.insert(name, value);
+        }
+        let missing: Vec<&str> = self
+            .inputs
+            .iter()
+            .map(|(n, _)| n.as_str())
+            .filter(|n| !by_name.contains_key(*n))
+            .collect();
+        if !missing.is_empty() {
+            bail!(Missing, "{}", listing("inputs were not given:", &missing));
+        }
+        let values: Vec<Value> =
+            self.inputs.iter().filter_map(|(n, _)| by_name.remove(n)).collect();
+        self.admit(&values)?;
+        Ok(values)
+    }
+
+    /// Checks values, in the graph's order, against what the inputs declare.
+    ///
+    /// # Errors
+    /// If one is not what was declared, or a symbol would have two values; names the input.
+    pub(crate) fn admit(&self, values: &[Value]) -> Result<()> {
+        if values.len() != self.inputs.len() {
+            bail!(Missing, "{} inputs are needed, {} given", self.inputs.len(), values.len());
+        }
+        let mut shapes: Vec<(&str, &[usize])> = Vec::with_capacity(values.len());
+        for ((name, fact), value) in self.inputs.iter().zip(values) {
+            fact.admits(value).map_err(|why| {
+                let same = fact.dtype.is_none() || fact.dtype == value.dtype();
+                let kind = if same { ErrorKind::Shape } else { ErrorKind::DType };
+                Error::new(kind, format!("input `{name}`: {why}"))
+            })?;
+            if let Value::Tensor(t) = value {
+                shapes.push((name, t.shape()));
+            }
+        }
+        bind_symbols(&self.graph, &shapes).map(drop)
+    }
+}
+
+/// Checks that a device can run every node of a segment.
+fn supported(graph: &Graph, device: &dyn Device) -> Result<()> {
+    let mut refused = Vec::new();
+    let mut seen = HashSet::new();
+    for node in graph.nodes() {
+        let facts: Vec<Option<Fact>> =
+            node.inputs.iter().map(|v| v.map(|v| graph.value(v).fact.clone())).collect();
+        if let crate::device::Support::No(why) = device.supports(node, &facts)
+            && seen.insert((node.op.clone(), why.clone()))
+        {
+            refused.push(format!(
+                "`{}` ({}, version {}): {why}",
+                node.name,
+                node.qualified_op(),
+                node.version
+            ));
+        }
+    }
+    if refused.is_empty() {
+        return Ok(());
+    }
+    Err(err!(Unsupported, "device `{}` cannot run\n  {}", device.id(), refused.join("\n  "))
+        .with_help("place these nodes on another device, or let them fall back"))
+}
+
+/// `lead` followed by quoted names.
+pub(crate) fn listing(lead: &str, names: &[&str]) -> String {
+    if names.is_empty() {
+        return format!("{lead} none");
+    }
+    let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
+    format!("{lead} {}", quoted.join(", "))
+}
+
+/// The tensor of raw little-endian bytes for a declared fact; one unknown extent is found by the
+/// number of bytes.
+pub(crate) fn tensor_for(what: &str, fact: &Fact, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
+    if fact.dtype.is_some_and(|d| d != dtype) {
+        bail!(DType, "{what} is declared {fact}, got {dtype}");
+    }
+    let size = dtype.size().max(1);
+    let count = bytes.len() / size;
+    let Some(declared) = &fact.shape else {
+        return Tensor::from_bytes(dtype, [count], bytes);
+    };
+    let unknown: Vec<usize> =
+        (0..declared.len()).filter(|i| declared[*i].as_extent().is_none()).collect();
+    let known: usize = declared.iter().filter_map(crate::graph::Dim::as_extent).product();
+    let mut shape: Vec<usize> = declared.iter().map(|d| d.as_extent().unwrap_or(0)).collect();
+    match unknown.as_slice() {
+        [] => {}
+        [one] if known > 0 && count.is_multiple_of(known) => shape[*one] = count / known,
+        [_] => bail!(Shape, "{what} is declared {fact}; {count} elements do not fill it"),
+        _ => {
+            return Err(err!(
+                Shape,
+                "{what} is declared {fact}, whose shape {count} elements do not tell"
+            )
+            .with_help("give a tensor with its shape"));
+        }
+    }
+    if shape.iter().product::<usize>() * size != bytes.len() {
+        bail!(
+            Shape,
+            "{what} is declared {fact}, which has {} elements, {count} given",
+            shape.iter().product::<usize>()
+        );
+    }
+    Tensor::from_bytes(dtype, shape, bytes)
+}

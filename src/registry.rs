@@ -1,0 +1,92 @@
+//! What there is: operators and devices, the built-in ones and those that a user adds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::device::{Device, DeviceId, FAMILIES};
+use crate::error::{Result, bail, err};
+use crate::ops::{OpDef, OpRegistry};
+
+/// The operators and devices that a program works with. A value, not a global: pass it in.
+///
+/// ```
+/// use brigade::Registry;
+/// let registry = Registry::default();
+/// let device = registry.device(&"cpu:1".parse()?)?;
+/// assert!(device.probe().is_ok());
+/// let error = registry.device(&"tpu".parse()?).unwrap_err();
+/// assert!(error.to_string().contains("`tpu:0`"));
+/// # Ok::<(), brigade::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    ops: OpRegistry,
+    added: BTreeMap<DeviceId, Arc<dyn Device>>,
+}
+
+impl Registry {
+    /// With one more device, which stands in for a built-in one of the same name.
+    #[must_use]
+    pub fn with_device(mut self, device: Arc<dyn Device>) -> Self {
+        self.added.insert(device.id().clone(), device);
+        self
+    }
+
+    /// With one more operator on the CPU devices that are opened from now on.
+    #[must_use]
+    pub fn with_op(mut self, def: &'static OpDef) -> Self {
+        self.ops = self.ops.with(def);
+        self
+    }
+
+    /// The operators.
+    pub fn ops(&self) -> &OpRegistry {
+        &self.ops
+    }
+
+    /// The device with this name, which must be usable here.
+    ///
+    /// # Errors
+    /// If there is no such device, or it cannot be used here; with the reason.
+    pub fn device(&self, id: &DeviceId) -> Result<Arc<dyn Device>> {
+        let device = match self.added.get(id) {
+            Some(device) => Arc::clone(device),
+            None => match FAMILIES.iter().find(|f| f.kind == id.kind()) {
+                Some(family) => (family.open)(id.number(), &self.ops)?,
+                None => {
+                    let kinds: Vec<String> =
+                        self.devices().iter().map(ToString::to_string).collect();
+                    return Err(err!(Device, "there is no device `{id}`")
+                        .with_help(format!("there are {}", kinds.join(", "))));
+                }
+            },
+        };
+        if let Err(why) = device.probe() {
+            return Err(why.into_error(id));
+        }
+        if device.lanes() == 0 {
+            bail!(Device, "device `{id}` has no lane to compute on");
+        }
+        Ok(device)
+    }
+
+    /// Whether this device can be used here.
+    pub fn is_available(&self, id: &DeviceId) -> bool {
+        self.device(id).is_ok()
+    }
+
+    /// The devices that a listing shows: one or more of each built-in kind, and those added.
+    pub fn devices(&self) -> Vec<DeviceId> {
+        let mut all: Vec<DeviceId> = self.added.keys().cloned().collect();
+        for family in FAMILIES {
+            for n in (family.list)() {
+                if let Ok(id) = DeviceId::new(family.kind, n) {
+                    all.push(id);
+                }
+            }
+        }
+        all.sort();
+        all.dedup();
+        all
+    }
+}

@@ -1,0 +1,75 @@
+//! Real models import. They are fetched by `tests/models/fetch_models.py`; `BRIGADE_MODELS` names
+//! their folder, and `BRIGADE_REQUIRE_MODELS=1` makes it a failure that they are not there.
+
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
+#![cfg(feature = "onnx")]
+
+use std::path::PathBuf;
+
+use brigade::graph::{Attribute, Graph};
+use brigade::import::{Limits, import};
+
+fn models() -> Vec<PathBuf> {
+    let required = std::env::var_os("BRIGADE_REQUIRE_MODELS").is_some_and(|v| v == "1");
+    let Some(folder) = std::env::var_os("BRIGADE_MODELS").map(PathBuf::from) else {
+        assert!(!required, "BRIGADE_REQUIRE_MODELS is set, but BRIGADE_MODELS is not");
+        println!("left out: BRIGADE_MODELS does not name a folder of models");
+        return Vec::new();
+    };
+    let mut models = Vec::new();
+    for entry in std::fs::read_dir(&folder).expect("BRIGADE_MODELS is a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            let files = std::fs::read_dir(path).expect("a folder").map(|f| f.unwrap().path());
+            models.extend(files.filter(|f| f.extension().is_some_and(|e| e == "onnx")));
+        }
+    }
+    models.sort();
+    assert!(!models.is_empty() || !required, "no models in {}", folder.display());
+    models
+}
+
+/// What a subgraph captures must be the same values, in order, on both sides.
+fn check_captures(graph: &Graph) -> usize {
+    let mut count = 0;
+    for node in graph.nodes() {
+        let outer = &node.inputs[node.inputs.len() - node.captures..];
+        for attribute in node.attributes.values() {
+            let Attribute::Graph(sub) = attribute else { continue };
+            let inner = &sub.inputs()[sub.inputs().len() - node.captures..];
+            for (o, i) in outer.iter().zip(inner) {
+                let o = o.expect("a captured value is there");
+                assert_eq!(graph.value(o).name, sub.value(*i).name, "node {}", node.name);
+            }
+            count += 1 + check_captures(sub);
+        }
+    }
+    count
+}
+
+#[test]
+fn every_model_imports_and_is_valid() {
+    for path in models() {
+        let imported = import(&path, &Limits::default()).unwrap_or_else(|e| panic!("{e}"));
+        let graph = imported.graph;
+        graph.validate().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert!(!graph.nodes().is_empty() && !graph.outputs().is_empty(), "{}", path.display());
+        for v in graph.inputs() {
+            let fact = &graph.value(*v).fact;
+            assert!(fact.dtype.is_some() && fact.shape.is_some(), "{}: {fact}", path.display());
+        }
+        let subgraphs = check_captures(&graph);
+        let facts: Vec<String> = graph
+            .inputs()
+            .iter()
+            .map(|v| format!("{} {}", graph.value(*v).name, graph.value(*v).fact))
+            .collect();
+        println!(
+            "{}: {} nodes, {subgraphs} subgraphs, inputs {}; {:?}",
+            path.display(),
+            graph.nodes().len(),
+            facts.join(", "),
+            imported.notices
+        );
+    }
+}
