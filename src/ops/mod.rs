@@ -17,6 +17,10 @@ mod threads;
 mod window;
 
 mod concat;
+mod constant;
+mod control;
+mod expand;
+mod gather;
 mod conv;
 mod elementwise;
 mod epilogue;
@@ -26,8 +30,10 @@ mod movement;
 mod pool;
 mod reshape;
 mod pad;
+mod range;
 mod pool;
 mod reshape;
+mod scatter;
 mod slice;
 mod transpose;
 
@@ -137,4 +143,24 @@ pub static TABLE: &[&OpDef] = &[
     &slice::SLICE,
     // pad.rs
     &pad::PAD,
+    // gather.rs
+    &gather::GATHER,
+    &gather::GATHER_ELEMENTS,
+    &gather::GATHER_ND,
+    // scatter.rs
+    &scatter::SCATTER,
+    &scatter::SCATTER_ELEMENTS,
+    &scatter::SCATTER_ND,
+    // expand.rs
+    &expand::EXPAND,
+    &expand::SHAPE,
+    &expand::SIZE,
+    &expand::CONSTANT_OF_SHAPE,
+    // range.rs
+    &range::RANGE,
+    // constant.rs
+    &constant::CONSTANT,
+    // control.rs
+    &control::IF,
+    &control::LOOP,
 ];
