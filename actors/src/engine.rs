@@ -194,14 +194,15 @@ impl<P: 'static> Engine<P> {
             }
         }
         self.credits.close(cause.clone());
-        for item in self.flight.close(cause) {
+        let left = self.flight.close(cause);
+        self.credits.abandon();
+        for item in left {
             self.count_result(&item, true);
             item.abort(cause.clone());
             if let Some(stream) = &item.stream {
                 stream.abandon();
             }
         }
-        self.credits.abandon();
         self.ring_all(Flags::STOP);
         for lanes in &self.devices {
             lanes.interrupt();
