@@ -1,6 +1,7 @@
 //! A dataflow runtime of device actors.
 #![forbid(unsafe_code)]
 
+pub mod codec;
 mod credit;
 mod edge;
 mod engine;

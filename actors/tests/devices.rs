@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use brigade_actors::{
     ErrorKind, Factory, Firing, ItemError, Options, Outbox, Pipeline, Seq, Stage, StageWaker,
@@ -129,8 +130,8 @@ impl Device {
     }
 
     fn new(slots: usize, time: Duration, waker: StageWaker) -> Self {
-        let (jobs, todo) = channel::<(Seq, i64)>();
-        let (finished, done) = channel();
+        let (jobs, todo) = bounded::<(Seq, i64)>(slots);
+        let (finished, done) = bounded(slots);
         std::thread::spawn(move || {
             for (seq, x) in todo {
                 std::thread::sleep(time);
