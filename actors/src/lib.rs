@@ -1,6 +1,9 @@
 //! A dataflow runtime of device actors.
 #![forbid(unsafe_code)]
 
+pub mod codec;
+#[cfg(feature = "control")]
+pub mod control;
 mod credit;
 mod edge;
 mod engine;
@@ -15,6 +18,7 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod registry;
 mod sink;
 mod source;
 mod spawn;

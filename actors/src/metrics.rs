@@ -258,6 +258,6 @@ pub struct DeviceStats {
     pub held: usize,
     /// Lanes lost to threads that were left behind.
     pub poisoned: usize,
-    /// The time in which at least one lane was held.
+    /// The time in which at least one of its actors computed.
     pub busy_ns: u64,
 }

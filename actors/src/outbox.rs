@@ -205,7 +205,9 @@ impl<P> OpenFiring<P> {
     }
 
     fn close(self) -> Closed<P> {
-        let outcome = match self.fault {
+        // What the stage answers to a cancellation is not why the item has no value.
+        let given_up = if self.cancelled { self.item.skip() } else { None };
+        let outcome = match given_up.or(self.fault) {
             Some(fault) => Err(fault),
             None if self.missing > 0 => {
                 let missing = self.outputs.iter().enumerate().filter(|(_, place)| place.is_none());

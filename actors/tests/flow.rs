@@ -1,54 +1,16 @@
 //! Integers through whole pipelines: wirings, credits, errors, tickets, streams.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_actors::{
-    ActorId, ErrorKind, Factory, ItemError, Options, OutPort, Pipeline, PushErrorKind, Topology,
-    TopologyBuilder, stage_fn,
+    ActorId, ErrorKind, ItemError, OutPort, PushErrorKind, Topology, TopologyBuilder, stage_fn,
 };
 
-type Inputs = Vec<i64>;
-
-fn map(function: impl Fn(i64) -> i64 + Clone + Send + 'static) -> Factory<i64> {
-    stage_fn(move |v: Inputs| Ok(vec![function(v[0])]))
-}
-
-fn sleepy(time: Duration) -> Factory<i64> {
-    stage_fn(move |v: Inputs| {
-        std::thread::sleep(time);
-        Ok(v)
-    })
-}
-
-/// A chain of actors, each on a device of its own, between source `x` and sink `y`.
-fn chain(factories: Vec<Factory<i64>>) -> Topology<i64> {
-    let mut builder = Topology::builder();
-    let mut last = builder.source("x");
-    for (n, factory) in factories.into_iter().enumerate() {
-        let actor = builder.actor(format!("a{n}"), format!("cpu:{n}"), 1, 1, factory);
-        builder.connect(last, actor.input(0));
-        last = actor.output(0);
-    }
-    let y = builder.sink("y");
-    builder.connect(last, y);
-    builder.build().unwrap()
-}
-
-fn spawn(topology: Topology<i64>, in_flight: usize) -> Pipeline<i64> {
-    Pipeline::spawn(topology, Options::new().in_flight(in_flight)).unwrap()
-}
-
-/// Fails for multiples of `n`, and says which.
-fn failing(n: i64, what: &'static str) -> Factory<i64> {
-    stage_fn(
-        move |v: Inputs| {
-            if v[0] % n == 0 { Err(ItemError::failed(format!("{what} {}", v[0]))) } else { Ok(v) }
-        },
-    )
-}
+mod kit;
+use kit::{Inputs, chain, failing, map, sleepy, spawn};
 
 fn add(builder: &mut TopologyBuilder<i64>, name: &str, from: &[OutPort]) -> ActorId {
     let sum = stage_fn(|v: Inputs| Ok(vec![v.iter().sum()]));
