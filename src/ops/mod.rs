@@ -37,7 +37,6 @@ mod slice;
 mod normalization;
 mod quantize;
 mod reduce;
-mod reshape;
 mod softmax;
 mod transpose;
 
