@@ -28,15 +28,15 @@ mod gather;
 mod identity;
 mod matmul;
 mod movement;
+mod normalization;
 mod pad;
 mod pool;
+mod quantize;
 mod range;
+mod reduce;
 mod reshape;
 mod scatter;
 mod slice;
-mod normalization;
-mod quantize;
-mod reduce;
 mod softmax;
 mod transpose;
 
