@@ -103,7 +103,11 @@ pub(super) fn depthwise(s: &Strip<'_>, t: &Taps<'_>, width: usize, out: &mut [f3
     while y < rows {
         let count = rows - y;
         for x in (0..width).step_by(16) {
-            let have = (width - x).min(16);
+            // The last tile of a row is moved left until it is whole, where there is room for that:
+            // it then computes some outputs once more, to the same bits.
+            let full = if width - x <= 8 { 8 } else { 16 };
+            let x = x.min(width.max(full) - full);
+            let have = (width - x).min(full);
             let o = out[y * width + x..].as_mut_ptr();
             // SAFETY: the strip was checked for all rows and for 16 columns from any output on;
             // the output holds `count` rows with `have` elements from `o` on.
