@@ -207,7 +207,7 @@ pub fn conv2d(
     let kernel = Kernel::of(weights.isa);
     let packed = match &weights.weights {
         Weights::Depthwise(d) => {
-            d.run(kernel, weights.isa, x, batch, size, out_size, oc, epilogue, out, par);
+            d.run(weights.isa, x, batch, size, out_size, oc, epilogue, out, par);
             return Ok(());
         }
         Weights::Groups(g) => g,
