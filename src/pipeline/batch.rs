@@ -76,6 +76,7 @@ impl BatchAxes {
             let query = BatchQuery {
                 node,
                 axes: &of,
+                symbol: Some(BATCH),
                 shapes: &shapes,
                 output_shapes: &output_shapes,
                 ints: &ints,
@@ -97,8 +98,6 @@ impl BatchAxes {
                 axes[v.index()] = match (carried, scaled.as_slice()) {
                     (Some(a), _) => Some(a),
                     (None, []) => None,
-                    // Made from shapes alone, but as long as the batch.
-                    (None, [a]) if UNIFORM.contains(&node.op.as_str()) => Some(*a),
                     (None, _) => {
                         return Err(mixed("makes something that depends on the size of the batch"));
                     }
@@ -175,9 +174,6 @@ impl BatchAxes {
         Ok(out)
     }
 }
-
-/// Operators whose output is the same for each item when it is made from shapes alone.
-const UNIFORM: &[&str] = &["ConstantOfShape", "Expand"];
 
 fn scaled_axes(shape: Option<&[Dim]>) -> Vec<usize> {
     let dims = shape.unwrap_or_default();
