@@ -76,6 +76,7 @@ impl BatchAxes {
             let query = BatchQuery {
                 node,
                 axes: &of,
+                symbol: Some(BATCH),
                 shapes: &shapes,
                 output_shapes: &output_shapes,
                 ints: &ints,
