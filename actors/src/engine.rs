@@ -1,7 +1,9 @@
 //! What the handle, the source, the actors and the sink of one pipeline share.
 
 use std::collections::BTreeSet;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
+#[cfg(feature = "control")]
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::credit::Credits;
@@ -216,10 +218,11 @@ impl<P: 'static> Engine<P> {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        let now = Instant::now();
         let actors: Vec<ActorStats> = self
             .actors
             .iter()
-            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device))
+            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
             .collect();
         let edges = self.edges.iter().map(|edge| {
             let (sent, peak) = edge.meter.snapshot();
@@ -239,7 +242,7 @@ impl<P: 'static> Engine<P> {
             }
         });
         let devices = self.devices.iter().map(|lanes| {
-            let (total, held, poisoned, busy) = lanes.snapshot();
+            let (total, held, poisoned, busy) = lanes.snapshot(now);
             DeviceStats {
                 device: lanes.device.to_string(),
                 lanes: total,
@@ -252,7 +255,7 @@ impl<P: 'static> Engine<P> {
         Stats {
             name: self.name.clone(),
             state: self.ending().map_or(PipelineState::Running, |(state, _)| state),
-            uptime_ns: nanos(self.origin.elapsed()),
+            uptime_ns: self.time(now),
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
             admitted: self.counts.admitted.load(Ordering::Relaxed),
@@ -436,6 +439,7 @@ impl Exits {
     }
 
     /// Ready once every actor thread has ended.
+    #[cfg(feature = "control")]
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
         let mut state = lock(&self.state);
         if state.running.is_empty() {

@@ -162,10 +162,10 @@ impl Lanes {
     }
 
     /// Lanes in all, lanes held, lanes poisoned, and the time in which at least one was used.
-    pub(crate) fn snapshot(&self) -> (usize, usize, usize, Duration) {
+    pub(crate) fn snapshot(&self, now: Instant) -> (usize, usize, usize, Duration) {
         let state = lock(&self.state);
-        let running = state.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
-        (state.total, state.held, state.poisoned, state.busy + running)
+        let running = state.busy_since.map(|since| now.saturating_duration_since(since));
+        (state.total, state.held, state.poisoned, state.busy + running.unwrap_or_default())
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
             lanes.release();
         });
         assert_eq!(*lock(&order), [(0, 4), (0, 7), (1, 3), (2, 0)]);
-        assert_eq!(lanes.snapshot().1, 0);
+        assert_eq!(lanes.snapshot(Instant::now()).1, 0);
     }
 
     #[test]

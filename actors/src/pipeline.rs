@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::error::{DrainError, ErrorKind, ItemError, PushError, SpawnError};
-use crate::inbox::{Flags, StageWaker};
+use crate::inbox::Flags;
+#[cfg(feature = "control")]
+use crate::inbox::StageWaker;
 use crate::metrics::{PipelineState, Stats};
 use crate::options::Options;
 use crate::payload::Payload;
@@ -306,6 +308,7 @@ impl<P: Payload> Supervised for Handle<P> {
         self.engine.stats()
     }
 
+    #[cfg(feature = "control")]
     fn actors(&self) -> Vec<(Arc<str>, StageWaker)> {
         let actors = self.engine.actors.iter();
         actors
@@ -316,14 +319,17 @@ impl<P: Payload> Supervised for Handle<P> {
             .collect()
     }
 
+    #[cfg(feature = "control")]
     fn begin_drain(&self) {
         self.engine.begin_drain();
     }
 
+    #[cfg(feature = "control")]
     fn poll_drained(&self, context: &Context<'_>) -> Poll<Result<(), DrainError>> {
         self.engine.credits.poll_idle(context).map(|()| self.engine.drained(0))
     }
 
+    #[cfg(feature = "control")]
     fn end_drain(&self) -> Result<(), DrainError> {
         self.engine.drained(self.engine.credits.used())
     }
@@ -333,6 +339,7 @@ impl<P: Payload> Supervised for Handle<P> {
         self.engine.stop(PipelineState::Stopped, &cause);
     }
 
+    #[cfg(feature = "control")]
     fn poll_stopped(&self, context: &Context<'_>) -> Poll<()> {
         self.engine.exits().poll(context)
     }

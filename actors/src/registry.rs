@@ -1,12 +1,15 @@
 //! Pipelines by name.
 
+#[cfg(feature = "control")]
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
+#[cfg(feature = "control")]
 use crate::error::DrainError;
+#[cfg(feature = "control")]
 use crate::inbox::StageWaker;
 use crate::metrics::Stats;
 use crate::pipeline::StopReport;
@@ -19,20 +22,25 @@ pub(crate) trait Supervised: Send + Sync {
     fn stats(&self) -> Stats;
 
     /// One handle per actor: its name, and what asks it to rebuild its stage.
+    #[cfg(feature = "control")]
     fn actors(&self) -> Vec<(Arc<str>, StageWaker)>;
 
+    #[cfg(feature = "control")]
     fn begin_drain(&self);
 
     /// Ready once nothing is in flight.
+    #[cfg(feature = "control")]
     fn poll_drained(&self, context: &Context<'_>) -> Poll<Result<(), DrainError>>;
 
     /// What a drain says that ends now.
+    #[cfg(feature = "control")]
     fn end_drain(&self) -> Result<(), DrainError>;
 
     /// Asks every actor to end, and does not wait.
     fn begin_stop(&self);
 
     /// Ready once every actor thread has ended.
+    #[cfg(feature = "control")]
     fn poll_stopped(&self, context: &Context<'_>) -> Poll<()>;
 
     /// Stops, and waits for the threads until `deadline`.

@@ -49,7 +49,7 @@ fn two_stages_on_one_device_take_turns() {
     assert_eq!(stats.devices.len(), 1);
     let busy: u64 = stats.actors.iter().map(|actor| actor.busy_ns).sum();
     let device = stats.devices[0].busy_ns;
-    assert!(device >= busy && device < busy + busy / 5, "{device} against {busy}");
+    assert!(device >= busy && device <= stats.uptime_ns, "{device} against {busy}");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn times_add_up_to_wall_time() {
     for actor in &stats.actors {
         let sum = actor.busy_ns + actor.starved_ns + actor.blocked_ns + actor.other_ns;
         let off = sum.abs_diff(stats.uptime_ns);
-        assert!(off < stats.uptime_ns / 50, "{actor:?} against {}", stats.uptime_ns);
+        assert!(off < stats.uptime_ns / 200, "{actor:?} against {}", stats.uptime_ns);
         assert_eq!(actor.items, 50);
     }
     let busiest = &stats.actors[1];

@@ -221,6 +221,7 @@ mod tests {
             shapes: &shapes,
             output_shapes: &[None],
             ints: &ints,
+            symbol: None,
         })
     }
 
