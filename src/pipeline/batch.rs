@@ -80,7 +80,6 @@ impl BatchAxes {
                 shapes: &shapes,
                 output_shapes: &output_shapes,
                 ints: &ints,
-                symbol: Some(BATCH),
             };
             let mixed = |why: &str| {
                 err!(Batch, "the batch cannot be cut: at node `{}` ({}) {why}", node.name, node.op)
