@@ -9,6 +9,8 @@ use crate::kernels::{Activation, Bias, Epilogue};
 /// All `cols` columns of the kernel are read and written; the loops outside redirect tiles at
 /// the right edge to a buffer.
 #[derive(Clone, Copy, Debug)]
+// The portable tile has no use for hints.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(in crate::kernels) struct Tile<'a> {
     /// 1 up to the rows of the kernel.
     pub rows: usize,
