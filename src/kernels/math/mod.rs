@@ -15,6 +15,8 @@ mod activate;
 pub(in crate::kernels) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_rows;
+// The scalar functions use the standard library where it has them.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod poly;
 mod reduce;
 mod rows;

@@ -36,13 +36,17 @@ pub(super) fn fill<'a>(
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn pad(part: &mut [f32], padding: f32) {
-    let (vectors, rest) = part.as_chunks_mut::<8>();
-    for v in vectors {
-        // SAFETY: there are 8 elements.
-        unsafe { _mm256_storeu_ps(v.as_mut_ptr(), _mm256_set1_ps(padding)) };
+    if part.len() < 8 {
+        for v in part {
+            *v = padding;
+        }
+        return;
     }
-    for v in rest {
-        *v = padding;
+    // The last vector may overlap the one before.
+    let last = part.len() - 8;
+    for at in (0..last).step_by(8).chain([last]) {
+        // SAFETY: there are 8 elements from each of these places on.
+        unsafe { _mm256_storeu_ps(part.as_mut_ptr().add(at), _mm256_set1_ps(padding)) };
     }
 }
 
@@ -56,15 +60,17 @@ fn line(from: &[f32], stride: usize, run: &Run, padding: f32, to: &mut [f32]) {
     pad(before, padding);
     pad(after, padding);
     let mut done = 0;
-    // SAFETY: the elements to read and the 8 to write are checked by each condition.
+    // SAFETY: the elements to read and the 8 to write are checked by each condition; the last
+    // vector may overlap the one before.
     unsafe {
         match stride {
-            1 => {
-                while done + 8 <= have.min(from.len()) {
-                    let v = _mm256_loadu_ps(from.as_ptr().add(done));
-                    _mm256_storeu_ps(body.as_mut_ptr().add(done), v);
-                    done += 8;
+            1 if have >= 8 && from.len() >= have => {
+                let last = have - 8;
+                for at in (0..last).step_by(8).chain([last]) {
+                    let v = _mm256_loadu_ps(from.as_ptr().add(at));
+                    _mm256_storeu_ps(body.as_mut_ptr().add(at), v);
                 }
+                done = have;
             }
             2 => {
                 while done + 8 <= have && 2 * done + 16 <= from.len() {
@@ -72,6 +78,12 @@ fn line(from: &[f32], stride: usize, run: &Run, padding: f32, to: &mut [f32]) {
                     let v = even(_mm256_loadu_ps(i), _mm256_loadu_ps(i.add(8)));
                     _mm256_storeu_ps(body.as_mut_ptr().add(done), v);
                     done += 8;
+                }
+                if done >= 8 && done < have && 2 * have <= from.len() {
+                    let i = from.as_ptr().add(2 * have - 16);
+                    let v = even(_mm256_loadu_ps(i), _mm256_loadu_ps(i.add(8)));
+                    _mm256_storeu_ps(body.as_mut_ptr().add(have - 8), v);
+                    done = have;
                 }
             }
             _ => {}

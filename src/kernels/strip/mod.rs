@@ -8,7 +8,6 @@
 pub(in crate::kernels) mod avx2;
 
 use super::Window;
-use super::aligned::AlignedF32;
 use super::isa::{Isa, Kind};
 use std::ops::Range;
 
@@ -72,7 +71,39 @@ impl StripPlan {
         size: [usize; 2],
         out: [usize; 2],
     ) -> Self {
-        let Window { kernel: [kh, kw], strides: [sh, sw], dilations: [dh, dw], .. } = window;
+        let mut plan = Self::with_band(isa, window, size, out, 1);
+        plan.band = plan.band_within(FLOATS).max(8).min(out[0]);
+        plan
+    }
+
+    /// A plan whose strips hold at most `floats`, if there is one.
+    pub(in crate::kernels) fn within(
+        isa: Isa,
+        window: Window,
+        size: [usize; 2],
+        out: [usize; 2],
+        floats: usize,
+    ) -> Option<Self> {
+        let mut plan = Self::with_band(isa, window, size, out, 1);
+        if plan.floats() > floats {
+            return None;
+        }
+        plan.band = plan.band_within(floats);
+        Some(plan)
+    }
+
+    /// Output rows whose strip holds about `floats`.
+    fn band_within(&self, floats: usize) -> usize {
+        let Window { kernel: [kh, _], strides: [sh, _], dilations: [dh, _], .. } = self.window;
+        let rows = floats / self.row();
+        let more = rows.saturating_sub((kh - 1) * dh + 1) / sh;
+        // Evenly, so that the last band is no stump.
+        let bands = self.out[0].div_ceil((1 + more).min(256));
+        self.out[0].div_ceil(bands.max(1))
+    }
+
+    fn with_band(isa: Isa, window: Window, size: [usize; 2], out: [usize; 2], band: usize) -> Self {
+        let Window { kernel: [_, kw], strides: [_, sw], dilations: [_, dw], .. } = window;
         let mut remainders: Vec<usize> = (0..kw).map(|kx| kx * dw % sw).collect();
         remainders.sort_unstable();
         remainders.dedup();
@@ -82,8 +113,6 @@ impl StripPlan {
             r * run + kx * dw / sw
         };
         let columns = (0..kw).map(column).collect();
-        let reach = (kh - 1) * dh + 1;
-        let rows = FLOATS / (run * remainders.len());
         // Element q of a run is column q · stride + remainder - left of the image.
         let (left, width) = (window.pads[1], size[1]);
         let runs = remainders.iter().map(|r| {
@@ -92,7 +121,6 @@ impl StripPlan {
             Run { skip, from, have: (width - from).div_ceil(sw).min(run - skip) }
         });
         let runs = runs.collect();
-        let band = (rows.saturating_sub(reach) / sh).clamp(8, 256).min(out[0]);
         Self { isa, window, size, out, runs, run, columns, band }
     }
 
@@ -106,23 +134,42 @@ impl StripPlan {
         i * self.band..self.out[0].min((i + 1) * self.band)
     }
 
-    /// Copies what band `i` sees of `image` into `buffer`, with `padding` around it.
+    /// Floats from one row of a strip to the next.
+    pub(in crate::kernels) fn row(&self) -> usize {
+        self.run * self.runs.len()
+    }
+
+    /// Where the outputs of column 0 find each tap of a row.
+    pub(in crate::kernels) fn columns(&self) -> &[usize] {
+        &self.columns
+    }
+
+    /// Floats of the strip of any band: an odd number of cache lines, so that strips that follow
+    /// one another do not fall on the same sets of the cache.
+    pub(in crate::kernels) fn floats(&self) -> usize {
+        let Window { kernel: [kh, _], strides: [sh, _], dilations: [dh, _], .. } = self.window;
+        let rows = (self.band - 1) * sh + (kh - 1) * dh + 1;
+        let lines = (rows * self.row() + SLACK).div_ceil(16);
+        (lines | 1) * 16
+    }
+
+    /// Copies what band `i` sees of `image` into `strip`, [`StripPlan::floats`] long, with
+    /// `padding` around it.
     pub(in crate::kernels) fn fill<'a>(
         &'a self,
         image: &[f32],
         i: usize,
         padding: f32,
-        buffer: &'a mut AlignedF32,
+        strip: &'a mut [f32],
     ) -> Strip<'a> {
         let Window { kernel: [kh, _], strides: [sh, stride], dilations: [dh, _], pads } =
             self.window;
         let [height, width] = self.size;
         let out_rows = self.rows(i);
-        let row = self.run * self.runs.len();
+        let row = self.row();
         let rows = (out_rows.len() - 1) * sh + (kh - 1) * dh + 1;
-        buffer.reserve(rows * row + SLACK);
         let first = out_rows.start * sh;
-        let lines = buffer.chunks_exact_mut(row).take(rows).enumerate().map(|(y, to)| {
+        let lines = strip.chunks_exact_mut(row).take(rows).enumerate().map(|(y, to)| {
             let y = (first + y).checked_sub(pads[0]).filter(|&y| y < height);
             (y.map(|y| &image[y * width..][..width]), to)
         });
@@ -143,7 +190,7 @@ impl StripPlan {
             Kind::Avx2 => unsafe { avx2::fill(&self.runs, self.run, stride, padding, lines) },
         }
         Strip {
-            data: buffer,
+            data: strip,
             row,
             columns: &self.columns,
             taps: kh,
