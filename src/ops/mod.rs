@@ -23,11 +23,12 @@ mod epilogue;
 mod identity;
 mod matmul;
 mod movement;
-mod pool;
-mod reshape;
 mod pad;
 mod pool;
+mod recurrent;
 mod reshape;
+mod resize;
+mod silu;
 mod slice;
 mod transpose;
 
@@ -133,6 +134,15 @@ pub static TABLE: &[&OpDef] = &[
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
+    // resize/
+    &resize::RESIZE,
+    &resize::UPSAMPLE,
+    // recurrent/
+    &recurrent::LSTM,
+    &recurrent::GRU,
+    &recurrent::RNN,
+    // silu.rs
+    &silu::SILU,
     // slice.rs
     &slice::SLICE,
     // pad.rs
