@@ -37,6 +37,12 @@ mod range;
 mod reshape;
 mod reverse_sequence;
 mod scatter;
+mod pad;
+mod pool;
+mod recurrent;
+mod reshape;
+mod resize;
+mod silu;
 mod slice;
 mod normalization;
 mod quantize;
@@ -177,6 +183,15 @@ pub static TABLE: &[&OpDef] = &[
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
+    // resize/
+    &resize::RESIZE,
+    &resize::UPSAMPLE,
+    // recurrent/
+    &recurrent::LSTM,
+    &recurrent::GRU,
+    &recurrent::RNN,
+    // silu.rs
+    &silu::SILU,
     // slice.rs
     &slice::SLICE,
     // pad.rs
