@@ -16,6 +16,7 @@ mod registry;
 mod threads;
 mod window;
 
+mod cast;
 mod concat;
 mod constant;
 mod control;
@@ -38,6 +39,10 @@ mod reverse_sequence;
 mod scatter;
 mod slice;
 mod topk;
+mod normalization;
+mod quantize;
+mod reduce;
+mod softmax;
 mod transpose;
 mod trilu;
 
@@ -114,6 +119,35 @@ pub static TABLE: &[&OpDef] = &[
     &elementwise::SIGN,
     &elementwise::RELU,
     &elementwise::GELU,
+    // cast.rs
+    &cast::CAST,
+    &cast::CAST_LIKE,
+    // reduce/
+    &reduce::ARG_MAX,
+    &reduce::ARG_MIN,
+    &reduce::REDUCE_SUM,
+    &reduce::REDUCE_MEAN,
+    &reduce::REDUCE_MAX,
+    &reduce::REDUCE_MIN,
+    &reduce::REDUCE_PROD,
+    &reduce::REDUCE_L1,
+    &reduce::REDUCE_L2,
+    &reduce::REDUCE_SUM_SQUARE,
+    &reduce::REDUCE_LOG_SUM,
+    &reduce::REDUCE_LOG_SUM_EXP,
+    // softmax.rs
+    &softmax::SOFTMAX,
+    &softmax::LOG_SOFTMAX,
+    &softmax::HARDMAX,
+    // normalization/
+    &normalization::BATCH_NORMALIZATION,
+    &normalization::LAYER_NORMALIZATION,
+    &normalization::INSTANCE_NORMALIZATION,
+    &normalization::GROUP_NORMALIZATION,
+    // quantize/
+    &quantize::QUANTIZE_LINEAR,
+    &quantize::DEQUANTIZE_LINEAR,
+    &quantize::DYNAMIC_QUANTIZE_LINEAR,
     // reshape.rs
     &reshape::RESHAPE,
     &reshape::FLATTEN,

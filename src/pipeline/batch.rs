@@ -95,13 +95,10 @@ impl BatchAxes {
                 }
                 let carried = flow.get(i).copied().flatten();
                 let scaled = scaled_axes(what.fact.shape.as_deref());
-                axes[v.index()] = match (carried, scaled.as_slice()) {
-                    (Some(a), _) => Some(a),
-                    (None, []) => None,
-                    (None, _) => {
-                        return Err(mixed("makes something that depends on the size of the batch"));
-                    }
-                };
+                if carried.is_none() && !scaled.is_empty() {
+                    return Err(mixed("makes something that depends on the size of the batch"));
+                }
+                axes[v.index()] = carried;
             }
         }
         let outputs = graph.outputs().iter().map(|v| axes[v.index()]).collect();

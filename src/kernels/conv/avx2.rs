@@ -127,7 +127,7 @@ pub(super) fn depthwise(s: &Strip<'_>, t: &Taps<'_>, width: usize, out: &mut [f3
     }
 }
 
-/// O output rows by V vectors: each input vector is loaded once for all rows that see it.
+/// O output rows by V vectors.
 ///
 /// # Safety
 /// The strip holds every row that the O outputs see, and V · 8 columns from each tap on; `out`
@@ -141,42 +141,26 @@ unsafe fn tile<const O: usize, const V: usize>(
     width: usize,
     have: usize,
 ) {
-    let kw = s.columns.len();
     let mut acc = [[splat(t.bias); V]; O];
-    for r in 0..(O - 1) * s.row_stride + (s.taps - 1) * s.row_dilation + 1 {
-        // Which row of weights each output row applies to input row r.
-        let mut weights = [std::ptr::null::<f32>(); O];
-        let mut any = false;
-        for o in 0..O {
-            if let Some(d) = r.checked_sub(o * s.row_stride) {
-                let ky = if s.row_dilation == 1 { d } else { d / s.row_dilation };
-                if ky < s.taps && ky * s.row_dilation == d {
-                    weights[o] = t.weights.as_ptr().wrapping_add(ky * kw);
-                    any = true;
-                }
-            }
-        }
-        if !any {
-            continue;
-        }
-        for kx in 0..kw {
-            // SAFETY: the caller's promise; a pointer to weights is null or starts a row of kw.
+    let step = s.row_stride * s.row;
+    let mut weight = t.weights.as_ptr();
+    let mut line = src;
+    for _ in 0..s.taps {
+        for &column in s.columns {
+            // SAFETY: the caller's promise; there is one weight per row and column of taps.
             unsafe {
-                let from = src.add(r * s.row + *s.columns.get_unchecked(kx));
-                let mut x = [_mm256_setzero_ps(); V];
-                for v in 0..V {
-                    x[v] = _mm256_loadu_ps(from.add(v * 8));
-                }
+                let from = line.add(column);
+                let w = _mm256_broadcast_ss(&*weight);
                 for o in 0..O {
-                    if !weights[o].is_null() {
-                        let w = _mm256_broadcast_ss(&*weights[o].add(kx));
-                        for v in 0..V {
-                            acc[o][v] = _mm256_fmadd_ps(w, x[v], acc[o][v]);
-                        }
+                    for v in 0..V {
+                        let x = _mm256_loadu_ps(from.add(o * step + v * 8));
+                        acc[o][v] = _mm256_fmadd_ps(w, x, acc[o][v]);
                     }
                 }
+                weight = weight.add(1);
             }
         }
+        line = line.wrapping_add(s.row_dilation * s.row);
     }
     let (lo, hi) = t.bounds.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
     let (lo, hi) = (splat(lo), splat(hi));

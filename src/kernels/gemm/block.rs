@@ -2,7 +2,7 @@
 
 use super::kernel::{Finish, Kernel, MAX_COLS, MAX_TILE, Tile};
 use super::pack::{self, PackedA, PackedB, RowTiles};
-use super::{Bias, Epilogue, MatRef};
+use super::{Epilogue, MatRef};
 use crate::kernels::aligned::AlignedF32;
 use std::cell::Cell;
 use std::ops::Range;
@@ -27,14 +27,14 @@ pub(in crate::kernels) enum Left<'a> {
 
 /// Makes panels of a right operand that is not packed, perhaps not even stored.
 pub(in crate::kernels) trait Panels: Sync {
-    /// Writes depths `ks` and columns `cols` (at most `width`, the missing ones zero) to `out`,
-    /// which holds `ks.len() * width` elements.
+    /// Writes depths `ks` and columns `cols` to `out` as panels of `width` columns, the missing
+    /// ones zero: panel after panel, for each depth the columns side by side.
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]);
 }
 
 impl Panels for MatRef<'_> {
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]) {
-        pack::pack_panel(self, ks, cols, width, out);
+        pack::pack_panels(self, ks, cols, width, out);
     }
 }
 
@@ -149,10 +149,7 @@ impl Block<'_> {
                     (Right::Virtual { panels, .. }, _) => {
                         let size = (k1 - k0) * nr;
                         scratch.b.reserve(size * (j1 - j0).div_ceil(nr));
-                        for (p, j) in (j0..j1).step_by(nr).enumerate() {
-                            let out = &mut scratch.b[p * size..(p + 1) * size];
-                            panels.pack(k0..k1, j..j1.min(j + nr), nr, out);
-                        }
+                        panels.pack(k0..k1, j0..j1, nr, &mut scratch.b);
                         PanelView { first: scratch.b.as_ptr(), panel_stride: size, b_k: nr }
                     }
                 };
@@ -253,7 +250,7 @@ impl Block<'_> {
                         c_row: self.c_row,
                         narrow: width <= nr / 2,
                         accumulate: ks.start > 0,
-                        finish: (ks.end == self.k).then(|| self.finish(i0, j)),
+                        finish: (ks.end == self.k).then(|| Finish::at(self.epilogue, i0, j)),
                     };
                     // SAFETY: the caller's promises; the tile lies within the given part.
                     unsafe { run_tile(self.kernel, tile, width, &mut edge) };
@@ -261,21 +258,6 @@ impl Block<'_> {
             }
             t0 = t1;
         }
-    }
-
-    /// The epilogue of the tile that starts at (i, j).
-    fn finish(&self, i: usize, j: usize) -> Finish {
-        let mut f = Finish::new(self.epilogue);
-        match self.epilogue.bias {
-            Bias::None => {}
-            Bias::PerRow(b) => f.row_bias = b.as_ptr().wrapping_add(i),
-            Bias::PerColumn(b) => f.col_bias = b.as_ptr().wrapping_add(j),
-        }
-        if let Some(r) = self.epilogue.residual {
-            f.residual = r.data.as_ptr().wrapping_add(i * r.row_stride + j);
-            f.residual_row = r.row_stride;
-        }
-        f
     }
 }
 

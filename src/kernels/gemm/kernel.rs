@@ -2,7 +2,7 @@
 
 use super::scalar;
 use crate::kernels::isa::{Isa, Kind};
-use crate::kernels::{Activation, Epilogue};
+use crate::kernels::{Activation, Bias, Epilogue};
 
 /// One register tile: `C[rows × cols] (+)= A[rows × k] · B[k × cols]`, then the epilogue.
 ///
@@ -58,6 +58,21 @@ impl Finish {
             residual_last: epilogue.residual.is_some_and(|r| r.after_activation),
             activation: epilogue.activation,
         }
+    }
+
+    /// The epilogue of the tile that starts at (i, j).
+    pub(in crate::kernels) fn at(epilogue: &Epilogue<'_>, i: usize, j: usize) -> Self {
+        let mut f = Self::new(epilogue);
+        match epilogue.bias {
+            Bias::None => {}
+            Bias::PerRow(b) => f.row_bias = b.as_ptr().wrapping_add(i),
+            Bias::PerColumn(b) => f.col_bias = b.as_ptr().wrapping_add(j),
+        }
+        if let Some(r) = epilogue.residual {
+            f.residual = r.data.as_ptr().wrapping_add(i * r.row_stride + j);
+            f.residual_row = r.row_stride;
+        }
+        f
     }
 }
 

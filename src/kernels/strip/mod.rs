@@ -105,27 +105,24 @@ impl StripPlan {
         let row = self.run * self.remainders.len();
         let rows = (out_rows.len() - 1) * sh + (kh - 1) * dh + 1;
         buffer.reserve(rows * row + SLACK);
-        for (y, line) in buffer.chunks_exact_mut(row).take(rows).enumerate() {
+        for (y, row_out) in buffer.chunks_exact_mut(row).take(rows).enumerate() {
             let y = (out_rows.start * sh + y).checked_sub(top).filter(|&y| y < height);
             let Some(y) = y else {
-                line.fill(padding);
+                row_out.fill(padding);
                 continue;
             };
             let source = &image[y * width..][..width];
-            for (&r, part) in self.remainders.iter().zip(line.chunks_exact_mut(self.run)) {
+            for (&r, part) in self.remainders.iter().zip(row_out.chunks_exact_mut(self.run)) {
                 // Element q of this part is column q · stride + r - left of the image.
                 let skip = left.saturating_sub(r).div_ceil(stride).min(self.run);
                 let from = (skip * stride + r).saturating_sub(left).min(width);
                 let have = (width - from).div_ceil(stride).min(self.run - skip);
-                part[..skip].fill(padding);
-                part[skip + have..].fill(padding);
-                let to = &mut part[skip..skip + have];
+                let from = &source[from..];
                 match self.isa.kind() {
-                    _ if stride == 1 => to.copy_from_slice(&source[from..from + have]),
-                    Kind::Scalar => every(&source[from..], stride, to),
+                    Kind::Scalar => line(from, stride, skip, have, padding, part),
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-                    Kind::Avx2 => unsafe { avx2::every(&source[from..], stride, to) },
+                    Kind::Avx2 => unsafe { avx2::line(from, stride, skip, have, padding, part) },
                 }
             }
         }
@@ -140,7 +137,11 @@ impl StripPlan {
     }
 }
 
-/// Copies every `stride`-th element of `from`, beginning with the first, to `to`.
-fn every(from: &[f32], stride: usize, to: &mut [f32]) {
-    to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(o, &v)| *o = v);
+/// Writes `padding`, then `have` elements of `from` taken `stride` apart, then `padding` again.
+fn line(from: &[f32], stride: usize, skip: usize, have: usize, padding: f32, to: &mut [f32]) {
+    let (before, to) = to.split_at_mut(skip);
+    let (body, after) = to.split_at_mut(have);
+    before.fill(padding);
+    body.iter_mut().zip(from.iter().step_by(stride)).for_each(|(o, &v)| *o = v);
+    after.fill(padding);
 }

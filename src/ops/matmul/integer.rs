@@ -1,10 +1,13 @@
 //! `MatMulInteger`.
 
+use std::ops::Range;
+
 use super::{Layout, product_batch, product_cost, product_dims};
 use crate::error::{Result, bail};
+use crate::kernels::{Bytes, PackedQ, QMatRef, qgemm};
 use crate::ops::case::{Case, filled};
-use crate::ops::{CpuKernel, Io, OpDef, Port, Prepare};
-use crate::tensor::{DType, Tensor};
+use crate::ops::{CpuKernel, Io, OpDef, Port, Prepare, Threads};
+use crate::tensor::{DType, Tensor, cast};
 
 const BYTES: &[DType] = &[DType::U8, DType::I8];
 
@@ -52,8 +55,23 @@ pub(in crate::ops) static MATMUL_INTEGER: OpDef = OpDef {
 
 #[derive(Debug)]
 struct MatMulInteger {
-    /// B less its zero point, where both are constant, and B's shape.
-    right: Option<(Vec<i16>, Vec<usize>)>,
+    /// B packed, where it and its zero point are constant: one matrix for each leading index.
+    right: Option<(Vec<PackedQ>, Vec<usize>)>,
+}
+
+fn bytes(t: &Tensor) -> Result<Bytes<'_>> {
+    Ok(match t.dtype() {
+        DType::U8 => Bytes::Unsigned(t.as_slice()?),
+        _ => Bytes::Signed(t.as_slice()?),
+    })
+}
+
+/// Part of the elements.
+fn slice(bytes: Bytes<'_>, range: Range<usize>) -> Bytes<'_> {
+    match bytes {
+        Bytes::Signed(b) => Bytes::Signed(&b[range]),
+        Bytes::Unsigned(b) => Bytes::Unsigned(&b[range]),
+    }
 }
 
 /// The elements as i16.
@@ -95,48 +113,78 @@ fn centred(t: &Tensor, zero: Option<&Tensor>, from_end: usize, name: &str) -> Re
 impl MatMulInteger {
     fn new(p: &Prepare<'_>) -> Result<Self> {
         let right = match (p.constant(1), p.constant(3)) {
-            (Some(b), zero) if zero.is_some() || !p.has(3) => {
-                Some((centred(b, zero, 1, "b_zero_point")?, b.shape().to_vec()))
-            }
+            (Some(b), zero) if b.rank() > 1 && (zero.is_some() || !p.has(3)) => pack(b, zero)?,
             _ => None,
         };
         Ok(Self { right })
     }
 }
 
+/// B with its zero point, packed; `None` where each of its matrices has zero points of its own.
+fn pack(b: &Tensor, zero: Option<&Tensor>) -> Result<Option<(Vec<PackedQ>, Vec<usize>)>> {
+    let &[ref lead @ .., k, n] = &b.shape()[..] else { return Ok(None) };
+    let zero = match zero {
+        Some(z) => cast(z, DType::I32)?.as_slice::<i32>()?.to_vec(),
+        None => vec![0],
+    };
+    if zero.len() != 1 && zero.len() != n {
+        return Ok(None);
+    }
+    let data = bytes(b)?;
+    let matrices = (0..lead.iter().product::<usize>())
+        .map(|i| {
+            let part = slice(data, i * k * n..(i + 1) * k * n);
+            Ok(PackedQ::new(QMatRef::row_major(part, k, n)?, &zero)?)
+        })
+        .collect::<Result<_>>()?;
+    Ok(Some((matrices, b.shape().to_vec())))
+}
+
 impl CpuKernel for MatMulInteger {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let a = io.tensor(0)?;
-        let left = centred(a, io.optional(2)?, 2, "a_zero_point")?;
-        let runtime;
-        let (right, b_shape) = match &self.right {
-            Some((values, shape)) => (values, shape),
-            None => {
-                let b = io.tensor(1)?;
-                let values = centred(b, io.optional(3)?, 1, "b_zero_point")?;
-                runtime = (values, b.shape().to_vec());
-                (&runtime.0, &runtime.1)
-            }
-        };
-        let layout = Layout::new(a.shape(), b_shape)?;
-        let (m, k, n) = (layout.m, layout.k, layout.n);
-        let mut out = io.allocate(DType::I32, &layout.out[..])?;
-        let y = out.as_mut_slice::<i32>()?;
-        io.threads().split_rows(y, n, |first, chunk| {
-            for (row, line) in chunk.chunks_exact_mut(n.max(1)).enumerate() {
-                let (product, i) = ((first + row) / m, (first + row) % m);
-                let (l, r) = layout.operands(product);
-                line.fill(0);
-                let left = &left[(l * m + i) * k..(l * m + i + 1) * k];
-                for (p, x) in left.iter().enumerate() {
-                    let x = i32::from(*x);
-                    let right = &right[(r * k + p) * n..(r * k + p + 1) * n];
-                    for (o, y) in line.iter_mut().zip(right) {
-                        *o = o.wrapping_add(x * i32::from(*y));
-                    }
+        let zero = io.optional(2)?;
+        let mut out;
+        match &self.right {
+            Some((packed, shape)) => {
+                let layout = Layout::new(a.shape(), shape)?;
+                let (m, k, n) = (layout.m, layout.k, layout.n);
+                out = io.allocate(DType::I32, &layout.out[..])?;
+                let y = out.as_mut_slice::<i32>()?;
+                let zero = match zero {
+                    Some(z) => cast(z, DType::I32)?.as_slice::<i32>()?.to_vec(),
+                    None => vec![0],
+                };
+                if y.is_empty() {
+                    io.emit(out);
+                    return Ok(());
+                }
+                let data = bytes(a)?;
+                if layout.is_flat() && (zero.len() == 1 || zero.len() == layout.count() * m) {
+                    let lhs = QMatRef::row_major(data, layout.count() * m, k)?;
+                    qgemm(lhs, &zero, &packed[0], y, n, io.threads())?;
+                    io.emit(out);
+                    return Ok(());
+                }
+                if zero.len() != 1 && zero.len() != m {
+                    bail!(Shape, "input `a_zero_point` has {} values, A {m} rows", zero.len());
+                }
+                for (i, y) in y.chunks_exact_mut(m * n).enumerate() {
+                    let (l, r) = layout.operands(i);
+                    let part = slice(data, l * m * k..(l + 1) * m * k);
+                    let lhs = QMatRef::row_major(part, m, k)?;
+                    qgemm(lhs, &zero, &packed[r], y, n, io.threads())?;
                 }
             }
-        });
+            None => {
+                let b = io.tensor(1)?;
+                let layout = Layout::new(a.shape(), b.shape())?;
+                let left = centred(a, zero, 2, "a_zero_point")?;
+                let right = centred(b, io.optional(3)?, 1, "b_zero_point")?;
+                out = io.allocate(DType::I32, &layout.out[..])?;
+                multiply(&layout, &left, &right, out.as_mut_slice()?, io.threads());
+            }
+        }
         io.emit(out);
         Ok(())
     }
@@ -144,6 +192,26 @@ impl CpuKernel for MatMulInteger {
     fn reads_constant(&self, input: usize) -> bool {
         !matches!(input, 1 | 3) || self.right.is_none()
     }
+}
+
+/// The products in plain loops.
+fn multiply(layout: &Layout, left: &[i16], right: &[i16], out: &mut [i32], threads: &Threads) {
+    let (m, k, n) = (layout.m, layout.k, layout.n);
+    threads.split_rows(out, n, |first, chunk| {
+        for (row, line) in chunk.chunks_exact_mut(n.max(1)).enumerate() {
+            let (product, i) = ((first + row) / m, (first + row) % m);
+            let (l, r) = layout.operands(product);
+            line.fill(0);
+            let left = &left[(l * m + i) * k..][..k];
+            for (p, x) in left.iter().enumerate() {
+                let x = i32::from(*x);
+                let right = &right[(r * k + p) * n..][..n];
+                for (o, y) in line.iter_mut().zip(right) {
+                    *o = o.wrapping_add(x * i32::from(*y));
+                }
+            }
+        }
+    });
 }
 
 fn cases() -> Vec<Case> {
@@ -162,6 +230,16 @@ fn cases() -> Vec<Case> {
             .constant(filled(&[], &[128_u8]))
             .constant(filled(&[1], &[1_i8]))
             .output(filled(&[2, 2], &[16_258_i32, -16_001, 16_633, -16_001])),
+        case("stacks, B constant")
+            .input(filled(&[2, 1, 2], &[1_u8, 2, 3, 4]))
+            .constant(filled(&[2, 2, 1], &[1_i8, -1, 2, -2]))
+            .output(filled(&[2, 1, 1], &[-1_i32, -2])),
+        case("zero points of rows and columns, B constant")
+            .input(a.clone())
+            .constant(b.clone())
+            .input(filled(&[2], &[1_u8, 2]))
+            .constant(filled(&[2], &[0_i8, 127]))
+            .output(filled(&[2, 2], &[1_i32, -47_879, 127, -125])),
         // A - [1,2] = [[-1,127,254],[-1,0,1]], B - [0,127] = [[-128,0],[1,-127],[-1,-125]]
         case("zero points of rows and columns")
             .input(a)

@@ -222,6 +222,7 @@ mod tests {
             shapes: &shapes,
             output_shapes: &[None],
             ints: &ints,
+            symbol: None,
         })
     }
 
