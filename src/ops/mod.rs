@@ -21,6 +21,7 @@ mod concat;
 mod constant;
 mod control;
 mod conv;
+mod cumsum;
 mod elementwise;
 mod epilogue;
 mod expand;
@@ -28,17 +29,22 @@ mod gather;
 mod identity;
 mod matmul;
 mod movement;
+mod nonzero;
+mod onehot;
 mod pad;
 mod pool;
 mod range;
 mod reshape;
+mod reverse_sequence;
 mod scatter;
 mod slice;
 mod normalization;
 mod quantize;
 mod reduce;
 mod softmax;
+mod topk;
 mod transpose;
+mod trilu;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -190,6 +196,18 @@ pub static TABLE: &[&OpDef] = &[
     &expand::CONSTANT_OF_SHAPE,
     // range.rs
     &range::RANGE,
+    // reverse_sequence.rs
+    &reverse_sequence::REVERSE_SEQUENCE,
+    // trilu.rs
+    &trilu::TRILU,
+    // cumsum.rs
+    &cumsum::CUM_SUM,
+    // nonzero.rs
+    &nonzero::NON_ZERO,
+    // onehot.rs
+    &onehot::ONE_HOT,
+    // topk.rs
+    &topk::TOP_K,
     // constant.rs
     &constant::CONSTANT,
     // control.rs
