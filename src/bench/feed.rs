@@ -38,6 +38,26 @@ const STEADY_RESULTS: u64 = 8;
 /// Streams items through a pipeline; `done` sees the result of each, in order. An item that is an
 /// error already is passed on in its place. Never holds more than twice the number in flight.
 ///
+/// ```
+/// use brigade::ops::builder::GraphBuilder;
+/// use brigade::{DType, Pipeline, Tensor, bench};
+///
+/// let mut g = GraphBuilder::new("g");
+/// let x = g.input("x", DType::F32, ["N".into()])?;
+/// let y = g.relu(x)?;
+/// let pipeline = Pipeline::builder(g.finish([("y", y)])?).spawn()?;
+/// let item = |n: usize| Ok(vec![("x".to_owned(), Tensor::new([1], vec![n as f32])?.into())]);
+/// let mut got = Vec::new();
+/// let measured = bench::stream(&pipeline, (0..20).map(|n| (n, item(n))), |n, outputs| {
+///     got.push((n, outputs?[0].tensor()?.item::<f32>()?));
+///     Ok(())
+/// })?;
+/// assert_eq!(got[7], (7, 7.0));
+/// assert_eq!(measured.results, 20);
+/// assert!(measured.report().items_per_s > 0.0);
+/// # Ok::<(), brigade::Error>(())
+/// ```
+///
 /// # Errors
 /// What `done` says; nothing more is put in flight then.
 pub fn stream<T>(

@@ -16,7 +16,7 @@ use crate::check::{
     run_steps, stack,
 };
 use crate::device::DeviceId;
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::ops::CompileOptions;
 use crate::partition::DeviceMap;
 use crate::pipeline::{HeteroExecutable, Pipeline, State, StateStream, Ticket};
@@ -70,8 +70,13 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         }
         Err(e) => return Err(e.into()),
     };
+    if args.placing.micro_batch.is_some() {
+        return Err(
+            err!(Usage, "a case is one item: --micro-batch does not go with `check`").into()
+        );
+    }
     if placed.micro_batch.is_some() {
-        bail_usage("a case is one item: --micro-batch does not go with `check`")?;
+        console.notice("notice: a case is one item, so the plan's micro_batch is of no effect");
     }
     let streamed = args.placing.is_given();
     console.notice(&placed.origin);
@@ -165,10 +170,6 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     };
     drop(pipeline);
     finish(document, console)
-}
-
-fn bail_usage(text: &str) -> Result<()> {
-    bail!(Usage, "{text}")
 }
 
 /// Whether an error says that the model cannot be run, rather than that the command is wrong.

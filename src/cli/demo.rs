@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     };
     let placed = placing.place(graph, None)?;
     let split = placed.split()?;
-    let (placement, memory) = (placed.report(&split), placed.memory(&split));
+    let (placement, memory) = (placed.report(&split), placed.memory(&split, false));
     for segment in split.segments() {
         let nodes = &segment.nodes;
         let name = |id: Option<&crate::graph::NodeId>| {

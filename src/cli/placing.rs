@@ -316,9 +316,10 @@ impl Placed {
         PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
     }
 
-    /// What memory it takes.
-    pub(super) fn memory(&self, split: &Segmentation) -> Memory {
-        let in_flight = self.in_flight.unwrap_or_else(|| 2 * longest_chain(split));
+    /// What memory it takes; run sequentially, one item is in flight.
+    pub(super) fn memory(&self, split: &Segmentation, sequential: bool) -> Memory {
+        let streaming = || self.in_flight.unwrap_or_else(|| 2 * longest_chain(split));
+        let in_flight = if sequential { 1 } else { streaming() };
         Memory::estimate(&self.graph, split, in_flight, &|s| self.symbol(s))
     }
 

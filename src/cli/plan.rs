@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let placed = args.placing.load(&args.model, console)?;
     let split = placed.split()?;
     let mut report = placed.report(&split);
-    let memory = placed.memory(&split);
+    let memory = placed.memory(&split, false);
     let plan = placed.plan(&args.model)?;
     if let Some(path) = &args.output {
         model::write(path, &(plan.to_json()? + "\n"))?;

@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let results = args.output.as_ref().map(|dir| Results::new(dir, args.npz)).transpose()?;
     let split = placed.split()?;
     let plan = placed.report(&split);
-    let memory = placed.memory(&split);
+    let memory = placed.memory(&split, args.sequential);
     console.notice(&placed.origin);
     console.detail(&plan.to_string());
     console.notice(&memory.to_string());
