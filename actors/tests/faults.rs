@@ -91,10 +91,10 @@ fn a_failing_factory_fails_the_spawn_by_name_and_everything_is_torn_down() {
     assert_eq!(alive.load(Ordering::SeqCst), 0, "the threads have ended");
 
     let slow: Factory<i64> = Box::new(|_| {
-        std::thread::sleep(300 * MS);
+        std::thread::sleep(1000 * MS);
         Err(ItemError::failed("too late"))
     });
-    let options = Options::new().build_timeout(20 * MS);
+    let options = Options::new().build_timeout(300 * MS);
     let error = Pipeline::spawn(chain(vec![map(|x| x), slow]), options).unwrap_err();
     assert!(matches!(&error, SpawnError::Timeout { actors } if actors == &["a1"]), "{error}");
     let error = Pipeline::spawn(chain(vec![map(|x| x)]), Options::new().in_flight(0)).unwrap_err();

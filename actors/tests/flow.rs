@@ -432,3 +432,18 @@ fn joins_match_items_that_come_out_of_order() {
     let seen = seen.lock().unwrap();
     assert_eq!(seen[..4], [3, 2, 1, 0], "the stage did not turn the order round");
 }
+
+#[test]
+fn handles_may_be_shared_between_threads() {
+    const fn shared<T: Send + Sync + 'static>() {}
+    const fn sent<T: Send + 'static>() {}
+    shared::<brigade_actors::Pipeline<i64>>();
+    shared::<brigade_actors::Ticket<i64>>();
+    shared::<brigade_actors::StreamHandle<i64>>();
+    shared::<brigade_actors::System>();
+    shared::<brigade_actors::StageWaker>();
+    shared::<ItemError>();
+    sent::<Topology<i64>>();
+    sent::<brigade_actors::PushFuture<i64>>();
+    sent::<brigade_actors::Results<i64, std::vec::IntoIter<Vec<i64>>>>();
+}

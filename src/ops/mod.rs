@@ -21,6 +21,8 @@ mod concat;
 mod constant;
 mod control;
 mod conv;
+mod cumsum;
+mod depth_to_space;
 mod elementwise;
 mod epilogue;
 mod expand;
@@ -29,6 +31,9 @@ mod identity;
 mod matmul;
 mod movement;
 mod normalization;
+mod nonzero;
+mod normalization;
+mod onehot;
 mod pad;
 mod pool;
 mod quantize;
@@ -36,9 +41,17 @@ mod range;
 mod reduce;
 mod reshape;
 mod scatter;
+mod reverse_sequence;
+mod scatter;
+mod recurrent;
+mod resize;
+mod silu;
 mod slice;
 mod softmax;
+mod topk;
 mod transpose;
+mod trilu;
+mod unique;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -171,6 +184,15 @@ pub static TABLE: &[&OpDef] = &[
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
+    // resize/
+    &resize::RESIZE,
+    &resize::UPSAMPLE,
+    // recurrent/
+    &recurrent::LSTM,
+    &recurrent::GRU,
+    &recurrent::RNN,
+    // silu.rs
+    &silu::SILU,
     // slice.rs
     &slice::SLICE,
     // pad.rs
@@ -190,6 +212,23 @@ pub static TABLE: &[&OpDef] = &[
     &expand::CONSTANT_OF_SHAPE,
     // range.rs
     &range::RANGE,
+    // depth_to_space.rs
+    &depth_to_space::DEPTH_TO_SPACE,
+    &depth_to_space::SPACE_TO_DEPTH,
+    // reverse_sequence.rs
+    &reverse_sequence::REVERSE_SEQUENCE,
+    // trilu.rs
+    &trilu::TRILU,
+    // cumsum.rs
+    &cumsum::CUM_SUM,
+    // nonzero.rs
+    &nonzero::NON_ZERO,
+    // onehot.rs
+    &onehot::ONE_HOT,
+    // topk.rs
+    &topk::TOP_K,
+    // unique.rs
+    &unique::UNIQUE,
     // constant.rs
     &constant::CONSTANT,
     // control.rs

@@ -76,10 +76,10 @@ impl BatchAxes {
             let query = BatchQuery {
                 node,
                 axes: &of,
+                symbol: Some(BATCH),
                 shapes: &shapes,
                 output_shapes: &output_shapes,
                 ints: &ints,
-                symbol: Some(BATCH),
             };
             let mixed = |why: &str| {
                 err!(Batch, "the batch cannot be cut: at node `{}` ({}) {why}", node.name, node.op)

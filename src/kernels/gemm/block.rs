@@ -8,13 +8,15 @@ use std::cell::Cell;
 use std::ops::Range;
 
 /// Depth of a block: a panel of 16 columns (16 KiB) and a tile of A share the first-level cache.
-const DEPTH: usize = 256;
+pub(in crate::kernels) const DEPTH: usize = 256;
 /// Rows of a block: its part of A stays in the second-level cache while the panels pass by.
 const ROWS: usize = 192;
 /// Columns of a block that is packed on the fly.
 const COLS: usize = 512;
-/// Panels from which on a copy of A in tile order pays.
-const PACK_A_PANELS: usize = 6;
+/// Rows of A that lie a multiple of this apart fall on few sets of the caches.
+const ALIASED: usize = 256;
+/// Panels from which on a copy of such rows in tile order pays.
+const PACK_A_PANELS: usize = 4;
 /// Rows up to which B is read where it lies rather than packed.
 const IN_PLACE_ROWS: usize = 12;
 
@@ -193,7 +195,9 @@ impl Block<'_> {
         let per_block = (ROWS / self.kernel.rows).max(1);
         let pack_a = match self.left {
             Left::Plain(a) => {
-                a.col_stride() != 1 || cols.len().div_ceil(nr) >= PACK_A_PANELS && rows.len() > 1
+                let aliased = a.row_stride().is_multiple_of(ALIASED);
+                let often = cols.len().div_ceil(nr) >= PACK_A_PANELS && rows.len() > 8;
+                a.col_stride() != 1 || aliased && often
             }
             Left::Packed(_) => false,
         };
@@ -244,8 +248,10 @@ impl Block<'_> {
                         a,
                         a_row,
                         a_k,
+                        a_next: a.wrapping_add((i1 - i0) * a_row),
                         b,
                         b_k,
+                        b_at: None,
                         c: c.wrapping_add(i0 * self.c_row + j),
                         c_row: self.c_row,
                         narrow: width <= nr / 2,
@@ -268,7 +274,7 @@ impl Block<'_> {
 /// panels of B; the CPU has the kernel's instructions.
 pub(in crate::kernels) unsafe fn run_tile(
     kernel: &Kernel,
-    tile: Tile,
+    tile: Tile<'_>,
     width: usize,
     edge: &mut Edge,
 ) {

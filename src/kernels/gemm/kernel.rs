@@ -9,7 +9,9 @@ use crate::kernels::{Activation, Bias, Epilogue};
 /// All `cols` columns of the kernel are read and written; the loops outside redirect tiles at
 /// the right edge to a buffer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Tile {
+// The portable tile has no use for hints.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(in crate::kernels) struct Tile<'a> {
     /// 1 up to the rows of the kernel.
     pub rows: usize,
     pub k: usize,
@@ -17,9 +19,13 @@ pub(in crate::kernels) struct Tile {
     pub a: *const f32,
     pub a_row: usize,
     pub a_k: usize,
+    /// The A of the tile that comes next, laid out alike; only ever prefetched.
+    pub a_next: *const f32,
     /// Row p of B starts at `b[p * b_k]`.
     pub b: *const f32,
     pub b_k: usize,
+    /// Row p of B starts at `b[b_at[p]]` instead; A is packed then.
+    pub b_at: Option<&'a [usize]>,
     pub c: *mut f32,
     pub c_row: usize,
     /// Only the first half of the columns matters; the others may be left alone.
@@ -96,7 +102,7 @@ pub(in crate::kernels) struct Kernel {
     pub cols: usize,
     /// # Safety
     /// The pointers of the tile are valid for what it describes; the CPU has the instructions.
-    pub tile: unsafe fn(&Tile),
+    pub tile: unsafe fn(&Tile<'_>),
     pub vector: VectorKernels,
 }
 

@@ -10,13 +10,16 @@ use std::ops::Range;
 /// m rows cut into tiles of nearly equal height, so that none is a single leftover row.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct RowTiles {
-    m: usize,
     count: usize,
+    height: usize,
+    /// So many tiles, the first ones, have one row more.
+    taller: usize,
 }
 
 impl RowTiles {
     pub(in crate::kernels) fn new(m: usize, kernel_rows: usize) -> Self {
-        Self { m, count: m.div_ceil(kernel_rows) }
+        let count = m.div_ceil(kernel_rows);
+        Self { count, height: m / count.max(1), taller: m % count.max(1) }
     }
 
     pub(in crate::kernels) fn count(&self) -> usize {
@@ -25,22 +28,15 @@ impl RowTiles {
 
     /// The first row of tile `t`; m for the one after the last.
     pub(in crate::kernels) fn start(&self, t: usize) -> usize {
-        if self.count == 0 {
-            return 0;
-        }
-        self.m / self.count * t + (self.m % self.count).min(t)
+        self.height * t + self.taller.min(t)
     }
 
     /// The tile that starts at `row`, which must be the start of one or m.
     pub(in crate::kernels) fn tile_at(&self, row: usize) -> usize {
-        if self.count == 0 {
-            return 0;
-        }
-        let (height, taller) = (self.m / self.count, self.m % self.count);
-        if row <= taller * (height + 1) {
-            row / (height + 1)
+        if row <= self.taller * (self.height + 1) {
+            row / (self.height + 1)
         } else {
-            taller + (row - taller * (height + 1)) / height
+            self.taller + (row - self.taller * (self.height + 1)) / self.height.max(1)
         }
     }
 }

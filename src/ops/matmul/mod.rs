@@ -218,6 +218,7 @@ mod tests {
         product_batch(&BatchQuery {
             node: &node,
             axes,
+            symbol: None,
             shapes: &shapes,
             output_shapes: &[None],
             ints: &ints,
