@@ -156,6 +156,11 @@ impl Error {
         self.0.device.as_deref()
     }
 
+    /// What to do, if the error says it.
+    pub fn help(&self) -> Option<&str> {
+        self.0.help.as_deref()
+    }
+
     /// The sequence number of the item that failed, if there is one.
     pub fn item(&self) -> Option<u64> {
         self.0.item
@@ -217,10 +222,10 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Error {
+    /// The message with its context, without causes and help.
+    pub(crate) fn headline(&self) -> String {
         let e = &*self.0;
-        f.write_str(&e.message)?;
         let mut context = Vec::new();
         if let Some(node) = &e.node {
             let op = e.op.as_deref().unwrap_or("?");
@@ -235,9 +240,17 @@ impl fmt::Display for Error {
         if let Some(item) = e.item {
             context.push(format!("item {item}"));
         }
-        if !context.is_empty() {
-            write!(f, " [{}]", context.join(", "))?;
+        if context.is_empty() {
+            return e.message.clone();
         }
+        format!("{} [{}]", e.message, context.join(", "))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let e = &*self.0;
+        f.write_str(&self.headline())?;
         if let Some(source) = &e.source {
             write!(f, ": {source}")?;
         }

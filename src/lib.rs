@@ -4,7 +4,10 @@
 //! its compiled graph; actors are joined by bounded channels that carry *boundary tensors*, so
 //! that *micro-batches* stream through all devices at once.
 
+pub mod bench;
 pub mod check;
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod device;
 pub mod error;
 pub mod graph;

@@ -25,7 +25,18 @@ fn models() -> Vec<PathBuf> {
         }
     }
     models.sort();
-    assert!(!models.is_empty() || !required, "no models in {}", folder.display());
+    if required {
+        let manifest: serde_json::Value =
+            serde_json::from_str(include_str!("models/manifest.json")).expect("a manifest");
+        let sources = manifest["sources"].as_array().expect("sources");
+        let files = sources.iter().flat_map(|s| s["files"].as_array().expect("files"));
+        let wanted: Vec<&str> =
+            files.filter_map(|f| f["as"].as_str()).filter(|f| f.ends_with(".onnx")).collect();
+        assert!(wanted.len() > 5, "the manifest lists {wanted:?}");
+        for name in wanted {
+            assert!(models.iter().any(|m| m.ends_with(name)), "`{name}` is missing");
+        }
+    }
     models
 }
 

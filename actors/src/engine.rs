@@ -1,6 +1,9 @@
 //! What the handle, the source, the actors and the sink of one pipeline share.
 
 use std::collections::BTreeSet;
+use std::task::Waker;
+#[cfg(feature = "control")]
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::credit::Credits;
@@ -194,14 +197,15 @@ impl<P: 'static> Engine<P> {
             }
         }
         self.credits.close(cause.clone());
-        for item in self.flight.close(cause) {
+        let left = self.flight.close(cause);
+        self.credits.abandon();
+        for item in left {
             self.count_result(&item, true);
             item.abort(cause.clone());
             if let Some(stream) = &item.stream {
                 stream.abandon();
             }
         }
-        self.credits.abandon();
         self.ring_all(Flags::STOP);
         for lanes in &self.devices {
             lanes.interrupt();
@@ -214,10 +218,11 @@ impl<P: 'static> Engine<P> {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        let now = Instant::now();
         let actors: Vec<ActorStats> = self
             .actors
             .iter()
-            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device))
+            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
             .collect();
         let edges = self.edges.iter().map(|edge| {
             let (sent, peak) = edge.meter.snapshot();
@@ -237,7 +242,7 @@ impl<P: 'static> Engine<P> {
             }
         });
         let devices = self.devices.iter().map(|lanes| {
-            let (total, held, poisoned, busy) = lanes.snapshot();
+            let (total, held, poisoned, busy) = lanes.snapshot(now);
             DeviceStats {
                 device: lanes.device.to_string(),
                 lanes: total,
@@ -250,7 +255,7 @@ impl<P: 'static> Engine<P> {
         Stats {
             name: self.name.clone(),
             state: self.ending().map_or(PipelineState::Running, |(state, _)| state),
-            uptime_ns: nanos(self.origin.elapsed()),
+            uptime_ns: self.time(now),
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
             admitted: self.counts.admitted.load(Ordering::Relaxed),
@@ -398,16 +403,17 @@ struct Threads {
     running: BTreeSet<usize>,
     ids: Vec<Option<thread::ThreadId>>,
     left_behind: BTreeSet<usize>,
+    wakers: Vec<Waker>,
 }
 
 impl Exits {
-    const fn empty() -> Threads {
-        Threads { running: BTreeSet::new(), ids: Vec::new(), left_behind: BTreeSet::new() }
-    }
-
     fn new(actors: usize) -> Self {
-        let mut threads = Self::empty();
-        threads.ids = vec![None; actors];
+        let threads = Threads {
+            running: BTreeSet::new(),
+            ids: vec![None; actors],
+            left_behind: BTreeSet::new(),
+            wakers: Vec::new(),
+        };
         Self { state: Mutex::new(threads), changed: Condvar::new() }
     }
 
@@ -425,6 +431,24 @@ impl Exits {
         state.running.remove(&me);
         state.left_behind.remove(&me);
         self.changed.notify_all();
+        if state.running.is_empty() {
+            let wakers = std::mem::take(&mut state.wakers);
+            drop(state);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Ready once every actor thread has ended.
+    #[cfg(feature = "control")]
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state);
+        if state.running.is_empty() {
+            return Poll::Ready(());
+        }
+        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
     }
 
     fn left_behind(&self) -> Vec<usize> {

@@ -126,26 +126,34 @@ impl<P> Inbox<P> {
 /// Waking often costs nothing more than waking once: the actor polls at least once after the last
 /// call. Waking an actor that has ended does nothing.
 #[derive(Clone)]
-pub struct StageWaker(Arc<dyn Wake>);
-
-trait Wake: Send + Sync {
-    fn wake(&self);
+pub struct StageWaker {
+    bell: Arc<dyn Ring>,
+    flag: u32,
 }
 
-impl<P: Send> Wake for Bell<P> {
-    fn wake(&self) {
-        self.ring(Flags::POLL);
+trait Ring: Send + Sync {
+    fn ring(&self, flag: u32);
+}
+
+impl<P: Send> Ring for Bell<P> {
+    fn ring(&self, flag: u32) {
+        Self::ring(self, flag);
     }
 }
 
 impl StageWaker {
     pub(crate) fn new<P: Send + 'static>(bell: Arc<Bell<P>>) -> Self {
-        Self(bell)
+        Self::ringing(bell, Flags::POLL)
+    }
+
+    /// A waker that asks the actor for something else than a poll.
+    pub(crate) fn ringing<P: Send + 'static>(bell: Arc<Bell<P>>, flag: u32) -> Self {
+        Self { bell, flag }
     }
 
     /// Wakes the actor.
     pub fn wake(&self) {
-        self.0.wake();
+        self.bell.ring(self.flag);
     }
 }
 

@@ -24,6 +24,8 @@ struct State {
     waiting: Vec<Waiter>,
     turn: u64,
     served: HashMap<u64, u64>,
+    /// Holders that know it: a lane that was given to a sleeping actor is held before it computes.
+    computing: usize,
     busy_since: Option<Instant>,
     busy: Duration,
 }
@@ -76,6 +78,7 @@ impl Lanes {
                 waiting: Vec::new(),
                 turn: 0,
                 served: HashMap::new(),
+                computing: 0,
                 busy_since: None,
                 busy: Duration::ZERO,
             }),
@@ -88,6 +91,7 @@ impl Lanes {
         let free = state.held < state.total && state.waiting.is_empty();
         if free {
             state.take(seat.pipeline);
+            state.compute();
         }
         free
     }
@@ -97,11 +101,13 @@ impl Lanes {
         let mut state = lock(&self.state);
         if state.held < state.total && state.waiting.is_empty() {
             state.take(seat.pipeline);
+            state.compute();
             return Grant::Held;
         }
         state.waiting.push(Waiter { seat: Arc::clone(seat), seq });
         loop {
             if seat.granted.swap(false, Ordering::AcqRel) {
+                state.compute();
                 return Grant::Held;
             }
             let stopped = stop();
@@ -124,7 +130,8 @@ impl Lanes {
     pub(crate) fn release(&self) {
         let mut state = lock(&self.state);
         state.held = state.held.saturating_sub(1);
-        if state.held == 0
+        state.computing = state.computing.saturating_sub(1);
+        if state.computing == 0
             && let Some(since) = state.busy_since.take()
         {
             state.busy += since.elapsed();
@@ -154,11 +161,11 @@ impl Lanes {
         state.poisoned = state.poisoned.saturating_sub(1);
     }
 
-    /// Lanes in all, lanes held, lanes poisoned, and the time in which at least one was held.
-    pub(crate) fn snapshot(&self) -> (usize, usize, usize, Duration) {
+    /// Lanes in all, lanes held, lanes poisoned, and the time in which at least one was used.
+    pub(crate) fn snapshot(&self, now: Instant) -> (usize, usize, usize, Duration) {
         let state = lock(&self.state);
-        let running = state.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
-        (state.total, state.held, state.poisoned, state.busy + running)
+        let running = state.busy_since.map(|since| now.saturating_duration_since(since));
+        (state.total, state.held, state.poisoned, state.busy + running.unwrap_or_default())
     }
 }
 
@@ -167,6 +174,10 @@ impl State {
         self.held += 1;
         self.turn += 1;
         self.served.insert(pipeline, self.turn);
+    }
+
+    fn compute(&mut self) {
+        self.computing += 1;
         self.busy_since.get_or_insert_with(Instant::now);
     }
 
@@ -217,7 +228,7 @@ mod tests {
             lanes.release();
         });
         assert_eq!(*lock(&order), [(0, 4), (0, 7), (1, 3), (2, 0)]);
-        assert_eq!(lanes.snapshot().1, 0);
+        assert_eq!(lanes.snapshot(Instant::now()).1, 0);
     }
 
     #[test]

@@ -1,6 +1,58 @@
 //! A dataflow runtime of device actors.
+//!
+//! A [`Topology`] joins *actors* by *edges*; each actor owns one [`Stage`] and one thread, and nothing
+//! else is shared between them. Numbered *items* enter through the source ports, flow along the edges,
+//! and leave through the sink ports as results, while many of them are in flight at once, so that
+//! every device is busy. The runtime knows nothing of what flows: anything that is a [`Payload`].
+//!
+//! - An actor **fires** for an item when every one of its ports holds it, so any acyclic wiring works:
+//!   chains, skips, fan-out, joins.
+//! - At most [`Options::in_flight`] items hold a **credit**. A full pipeline makes [`Pipeline::push`]
+//!   wait and [`Pipeline::try_push`] say so; inside the pipeline nothing ever blocks.
+//! - **Every item has exactly one result**, a value or an [`ItemError`], whatever fails. An error keeps
+//!   its item's number and travels on to the sink; the items around it are not touched.
+//! - A stage that **panics** is built anew by its [`Factory`], within a limit.
+//! - Actors on one device share its **lanes** and take turns.
+//! - A [`Ticket`] is waited for, asked, or awaited; [`Pipeline::stream`] gives results in order;
+//!   [`Pipeline::open_stream`] carries state from item to item.
+//! - Every wait ends: at a deadline, at a result, or when the pipeline stops.
+//!
+//! ```
+//! use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+//!
+//! // x ──► half ──► sum ──► y
+//! //  └──────────────▲
+//! let mut builder = Topology::<i64>::builder();
+//! let x = builder.source("x");
+//! let half = builder.actor("half", "cpu:0", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] / 2])));
+//! let sum = builder.actor("sum", "cpu:1", 2, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] + v[1]])));
+//! let y = builder.sink("y");
+//! builder
+//!     .connect(x, half.input(0))
+//!     .connect(half.output(0), sum.input(0))
+//!     .connect(x, sum.input(1))
+//!     .connect(sum.output(0), y);
+//!
+//! let pipeline = Pipeline::spawn(builder.build()?, Options::new().name("example").in_flight(4))?;
+//! let one = pipeline.push(vec![10])?;
+//! assert_eq!(one.wait()?, [15]);
+//! for (x, result) in (0..20).zip(pipeline.stream((0..20).map(|x| vec![x]))) {
+//!     assert_eq!(result?, [x + x / 2]);
+//! }
+//! assert_eq!(pipeline.stats().completed, 21);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! How it works inside, and why it can neither deadlock nor lose an item, is told in [`protocol`].
+//!
+//! # Features
+//!
+//! `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
 #![forbid(unsafe_code)]
 
+pub mod codec;
+#[cfg(feature = "control")]
+pub mod control;
 mod credit;
 mod edge;
 mod engine;
@@ -15,6 +67,7 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod registry;
 mod sink;
 mod source;
 mod spawn;
@@ -28,6 +81,9 @@ mod ticket;
 mod topology;
 mod trace;
 mod worker;
+
+#[doc = include_str!("PROTOCOL.md")]
+pub mod protocol {}
 
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,

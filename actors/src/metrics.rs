@@ -90,10 +90,10 @@ impl Meter {
         lock(&self.book).restarts += 1;
     }
 
-    pub(crate) fn snapshot(&self, name: &str, device: &str) -> ActorStats {
+    pub(crate) fn snapshot(&self, name: &str, device: &str, now: Instant) -> ActorStats {
         let mut book = lock(&self.book).clone();
         let place = book.phase as usize;
-        book.totals[place] += book.since.elapsed();
+        book.totals[place] += now.saturating_duration_since(book.since);
         let time = |phase: Phase| nanos(book.totals[phase as usize]);
         ActorStats {
             name: name.to_owned(),
@@ -258,6 +258,6 @@ pub struct DeviceStats {
     pub held: usize,
     /// Lanes lost to threads that were left behind.
     pub poisoned: usize,
-    /// The time in which at least one lane was held.
+    /// The time in which at least one of its actors computed.
     pub busy_ns: u64,
 }

@@ -157,11 +157,16 @@ impl<P> Outbox<P> {
         Some(self.open.remove(place).close())
     }
 
-    /// Ends every open firing with `error`.
+    /// Ends every open firing with `error`, but for those that are complete already.
     pub(crate) fn fail_all(&mut self, error: &ItemError) {
-        self.submitting = false;
-        for firing in &mut self.open {
-            firing.fault.get_or_insert_with(|| error.clone());
+        // A firing whose submission did not return is not complete, whatever it emitted.
+        if std::mem::take(&mut self.submitting)
+            && let Some(current) = self.open.last_mut()
+        {
+            current.fault = Some(error.clone());
+        }
+        for firing in self.open.iter_mut().filter(|firing| !firing.is_complete()) {
+            firing.fault = Some(error.clone());
         }
     }
 
@@ -205,7 +210,9 @@ impl<P> OpenFiring<P> {
     }
 
     fn close(self) -> Closed<P> {
-        let outcome = match self.fault {
+        // What the stage answers to a cancellation is not why the item has no value.
+        let given_up = if self.cancelled { self.item.skip() } else { None };
+        let outcome = match given_up.or(self.fault) {
             Some(fault) => Err(fault),
             None if self.missing > 0 => {
                 let missing = self.outputs.iter().enumerate().filter(|(_, place)| place.is_none());

@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 use crate::engine::Engine;
 use crate::error::{DrainError, ErrorKind, ItemError, PushError, SpawnError};
 use crate::inbox::Flags;
+#[cfg(feature = "control")]
+use crate::inbox::StageWaker;
 use crate::metrics::{PipelineState, Stats};
 use crate::options::Options;
 use crate::payload::Payload;
+use crate::registry::Supervised;
 use crate::source::Patience;
 use crate::spawn::{Threads, spawn};
 use crate::state::{Binding, Carried};
@@ -98,9 +101,21 @@ impl<P: Payload> Pipeline<P> {
         options: Options,
     ) -> Result<Self, SpawnError> {
         let stop_timeout = options.stop_timeout;
+        let taken = |name: &str| {
+            let message = format!("a pipeline named `{name}` is alive in this system");
+            SpawnError::Options(message)
+        };
+        if let Some(name) = options.name.as_deref().filter(|name| system.registry().contains(name))
+        {
+            return Err(taken(name));
+        }
         let (engine, threads) = spawn(system, topology, options)?;
-        let handle = Handle { engine, threads: Mutex::new(threads), stop_timeout };
-        Ok(Self { handle: Arc::new(handle) })
+        let handle = Arc::new(Handle { engine, threads: Mutex::new(threads), stop_timeout });
+        let supervised: Arc<dyn Supervised> = Arc::<Handle<P>>::clone(&handle);
+        if !system.registry().enter(&supervised) {
+            return Err(taken(&handle.engine.name));
+        }
+        Ok(Self { handle })
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine<P>> {
@@ -257,6 +272,11 @@ impl<P: Payload> Pipeline<P> {
     pub fn shutdown(&self) -> StopReport {
         self.handle.shutdown()
     }
+
+    #[cfg(feature = "control")]
+    pub(crate) fn supervised(&self) -> Arc<dyn Supervised> {
+        Arc::<Handle<P>>::clone(&self.handle)
+    }
 }
 
 impl<P: Payload> Engine<P> {
@@ -275,15 +295,67 @@ impl<P: Payload> Engine<P> {
 
 impl<P: Payload> Handle<P> {
     fn shutdown(&self) -> StopReport {
+        self.stop(Instant::now().checked_add(self.stop_timeout))
+    }
+}
+
+impl<P: Payload> Supervised for Handle<P> {
+    fn name(&self) -> &str {
+        &self.engine.name
+    }
+
+    fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    #[cfg(feature = "control")]
+    fn actors(&self) -> Vec<(Arc<str>, StageWaker)> {
+        let actors = self.engine.actors.iter();
+        actors
+            .map(|actor| {
+                let restart = StageWaker::ringing(Arc::clone(&actor.bell), Flags::RESTART);
+                (Arc::clone(&actor.name), restart)
+            })
+            .collect()
+    }
+
+    #[cfg(feature = "control")]
+    fn begin_drain(&self) {
+        self.engine.begin_drain();
+    }
+
+    #[cfg(feature = "control")]
+    fn poll_drained(&self, context: &Context<'_>) -> Poll<Result<(), DrainError>> {
+        self.engine.credits.poll_idle(context).map(|()| self.engine.drained(0))
+    }
+
+    #[cfg(feature = "control")]
+    fn end_drain(&self) -> Result<(), DrainError> {
+        self.engine.drained(self.engine.credits.used())
+    }
+
+    fn begin_stop(&self) {
         let cause = ItemError::new(ErrorKind::Shutdown, "the pipeline was shut down");
         self.engine.stop(PipelineState::Stopped, &cause);
-        let deadline = Instant::now().checked_add(self.stop_timeout);
+    }
+
+    #[cfg(feature = "control")]
+    fn poll_stopped(&self, context: &Context<'_>) -> Poll<()> {
+        self.engine.exits().poll(context)
+    }
+
+    fn stop(&self, deadline: Option<Instant>) -> StopReport {
+        self.begin_stop();
         let left = self.engine.exits().wait(deadline);
         self.engine.leave_behind(&left);
         let threads = std::mem::take(&mut *lock(&self.threads));
         threads.join(&left);
         let names = left.iter().map(|&me| self.engine.actors[me].name.to_string());
         StopReport { detached: names.collect() }
+    }
+
+    fn stop_timeout(&self) -> Duration {
+        self.stop_timeout
     }
 }
 

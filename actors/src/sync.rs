@@ -7,7 +7,7 @@
 
 pub(crate) use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) use std::thread;
 
 use std::time::Instant;

@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Instant;
 
 use crate::error::SpawnError;
 use crate::lane::Lanes;
+use crate::metrics::Stats;
 use crate::options::Options;
 use crate::payload::Payload;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, StopReport};
+use crate::registry::{Registry, Supervised};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::topology::Topology;
 
@@ -40,6 +43,7 @@ pub struct System {
 struct Shared {
     next: AtomicU64,
     devices: Mutex<HashMap<String, Arc<Lanes>>>,
+    pipelines: Registry,
 }
 
 impl System {
@@ -54,13 +58,51 @@ impl System {
     ///
     /// # Errors
     ///
-    /// As [`Pipeline::spawn`].
+    /// As [`Pipeline::spawn`]; [`SpawnError::Options`] if a pipeline of the same name is alive.
     pub fn spawn<P: Payload>(
         &self,
         topology: Topology<P>,
         options: Options,
     ) -> Result<Pipeline<P>, SpawnError> {
         Pipeline::spawn_in(self, topology, options)
+    }
+
+    /// The names of the pipelines that are alive, in order.
+    #[must_use]
+    pub fn pipelines(&self) -> Vec<String> {
+        self.shared.pipelines.all().iter().map(|pipeline| pipeline.name().to_owned()).collect()
+    }
+
+    /// The figures of every pipeline that is alive, by name.
+    #[must_use]
+    pub fn stats(&self) -> Vec<Stats> {
+        self.shared.pipelines.all().iter().map(|pipeline| pipeline.stats()).collect()
+    }
+
+    /// Shuts one pipeline down; see [`Pipeline::shutdown`]. `None` if there is none of this name.
+    #[must_use]
+    pub fn stop(&self, name: &str) -> Option<StopReport> {
+        let pipeline = self.shared.pipelines.get(name)?;
+        Some(pipeline.stop(Instant::now().checked_add(pipeline.stop_timeout())))
+    }
+
+    /// Shuts every pipeline down: first all are told, then all are waited for. Gives the name of
+    /// each with its report.
+    pub fn shutdown(&self) -> Vec<(String, StopReport)> {
+        let pipelines = self.shared.pipelines.all();
+        let begun = Instant::now();
+        for pipeline in &pipelines {
+            pipeline.begin_stop();
+        }
+        let stop = |pipeline: &Arc<dyn Supervised>| {
+            let report = pipeline.stop(begun.checked_add(pipeline.stop_timeout()));
+            (pipeline.name().to_owned(), report)
+        };
+        pipelines.iter().map(stop).collect()
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.shared.pipelines
     }
 
     /// The number of the next pipeline, and its name.

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 /// GFLOP/s of a loop of independent multiply-adds in registers.
-pub fn fma_peak() -> f64 {
+pub(crate) fn fma_peak() -> f64 {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::*;
@@ -25,8 +25,9 @@ pub fn fma_peak() -> f64 {
             _mm256_cvtss_f32(sum)
         }
         if Isa::best().name() == "avx2" {
-            let rounds = 2_000_000;
-            let best = (0..7)
+            // Short bursts, so that the best one is not interrupted.
+            let rounds = 100_000;
+            let best = (0..100)
                 .map(|_| {
                     let start = Instant::now();
                     // SAFETY: the CPU has AVX2 and FMA, or the Isa would have another name.
@@ -41,7 +42,7 @@ pub fn fma_peak() -> f64 {
 }
 
 /// Pseudo-random numbers in -1..1.
-pub fn numbers(len: usize) -> Vec<f32> {
+pub(crate) fn numbers(len: usize) -> Vec<f32> {
     let mut x = 0x9E37_79B9_7F4A_7C15_u64;
     (0..len)
         .map(|_| {
@@ -54,7 +55,7 @@ pub fn numbers(len: usize) -> Vec<f32> {
 }
 
 /// Seconds of one call: the best and the median of repeated ones.
-pub fn time(mut f: impl FnMut()) -> (f64, f64) {
+pub(crate) fn time(mut f: impl FnMut()) -> (f64, f64) {
     f();
     let mut seconds = Vec::new();
     let begin = Instant::now();

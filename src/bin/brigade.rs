@@ -1,3 +1,7 @@
 //! The `brigade` program.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    brigade::cli::main()
+}

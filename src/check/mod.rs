@@ -9,4 +9,5 @@ mod runner;
 
 pub use case::{Case, CaseInput, CaseOutput, Kind, Role, read_cases};
 pub use diverge::first_divergence;
+pub(crate) use runner::stack;
 pub use runner::{CaseReport, Status, Summary, compare_outputs, run_call, run_steps};

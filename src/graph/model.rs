@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::{Fact, Node};
-use crate::error::{Result, err};
-use crate::tensor::Tensor;
+use crate::error::{Error, ErrorKind, Result, err};
+use crate::tensor::{Tensor, Value};
 
 /// The index of a value in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -166,6 +166,42 @@ impl Graph {
         });
         let last = self.nodes.len() - 1;
         &mut self.nodes[last]
+    }
+
+    /// Turns an input into a constant, so that passes can compute with it. It is no input any
+    /// more.
+    ///
+    /// ```
+    /// use brigade::graph::{Dim, Fact, Graph};
+    /// use brigade::{DType, Tensor};
+    /// let mut graph = Graph::new("g");
+    /// let sr = graph.add_input("sr", Fact::concrete(DType::I64, &[]))?;
+    /// graph.bind_input("sr", Tensor::scalar(16_000_i64))?;
+    /// assert!(graph.inputs().is_empty());
+    /// assert!(graph.value(sr).constant.is_some());
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no such input, or it is declared with another dtype or shape.
+    pub fn bind_input(&mut self, name: &str, tensor: Tensor) -> Result<()> {
+        let Some(at) = self.inputs.iter().position(|v| self.value(*v).name == name) else {
+            let names: Vec<String> = self.input_names().map(|n| format!("`{n}`")).collect();
+            return Err(err!(UnknownName, "graph `{}` has no input `{name}`", self.name)
+                .with_help(format!("its inputs are {}", names.join(", "))));
+        };
+        let id = self.inputs[at];
+        let fact = &self.value(id).fact;
+        let dtype_differs = fact.dtype.is_some_and(|d| d != tensor.dtype());
+        if let Err(why) = fact.admits(&Value::from(tensor.clone())) {
+            let kind = if dtype_differs { ErrorKind::DType } else { ErrorKind::Shape };
+            return Err(Error::new(kind, format!("input `{name}`: {why}")));
+        }
+        self.inputs.remove(at);
+        let info = self.value_mut(id);
+        info.fact = Fact::of(&tensor);
+        info.constant = Some(tensor);
+        Ok(())
     }
 
     /// Declares the outputs, in order.

@@ -101,6 +101,7 @@ pub struct Imported {
 }
 
 /// The contents of a model file, as its format's reader gets them.
+#[cfg_attr(not(feature = "onnx"), allow(dead_code))]
 pub(crate) struct Source<'a> {
     /// The whole file.
     pub(crate) bytes: FileBytes,

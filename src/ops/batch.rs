@@ -13,6 +13,9 @@ pub struct BatchQuery<'a> {
     pub node: &'a Node,
     /// For each input, the axis that carries the batch (`None`: the same for every item).
     pub axes: &'a [Option<usize>],
+    /// The symbol of the batch, if it has one: operators that make rows of their own (`Expand`,
+    /// `ConstantOfShape`) find the batch in their output by it.
+    pub symbol: Option<&'a str>,
     /// The inputs' symbolic shapes, where known.
     pub shapes: &'a [Option<Vec<Dim>>],
     /// The outputs' symbolic shapes, where known.
@@ -33,6 +36,24 @@ impl BatchQuery<'_> {
     /// The same axis for every output.
     pub fn everywhere(&self, axis: Option<usize>) -> BatchFlow {
         Ok(vec![axis; self.node.outputs.len()])
+    }
+
+    /// The only axis of `shape` whose extent is a multiple of the batch's symbol; no other one may
+    /// depend on it.
+    ///
+    /// # Errors
+    /// Words, if several axes depend on the batch or one does otherwise than as a multiple.
+    pub fn batch_axis_of(&self, shape: &[Dim]) -> Result<Option<usize>, String> {
+        let Some(symbol) = self.symbol else { return Ok(None) };
+        let mut found = None;
+        for (axis, d) in shape.iter().enumerate().filter(|(_, d)| d.contains(symbol)) {
+            let rows = d.exact_div(&Dim::symbol(symbol));
+            if found.is_some() || rows.is_none_or(|r| r.contains(symbol)) {
+                return Err(format!("more than one axis of {shape:?} depends on the batch"));
+            }
+            found = Some(axis);
+        }
+        Ok(found)
     }
 
     /// The number of axes of an input, if known.

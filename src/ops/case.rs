@@ -30,6 +30,7 @@ pub struct Case {
     version: i64,
     attributes: Vec<(String, Attribute)>,
     inputs: Vec<Option<(Tensor, bool)>>,
+    captures: usize,
     /// The outputs that must come out.
     pub expected: Vec<Tensor>,
     /// Largest absolute error that passes.
@@ -48,6 +49,7 @@ impl Case {
             version,
             attributes: Vec::new(),
             inputs: Vec::new(),
+            captures: 0,
             expected: Vec::new(),
             atol: 0.0,
             rtol: 0.0,
@@ -86,6 +88,13 @@ impl Case {
     #[must_use]
     pub fn absent(mut self) -> Self {
         self.inputs.push(None);
+        self
+    }
+
+    /// The last `count` inputs are captured by the subgraphs.
+    #[must_use]
+    pub fn captures(mut self, count: usize) -> Self {
+        self.captures = count;
         self
     }
 
@@ -129,6 +138,7 @@ impl Case {
         let node = graph.add_node("node", self.op, inputs, outputs.iter().map(|v| Some(*v)));
         node.domain = self.domain.to_owned();
         node.version = self.version;
+        node.captures = self.captures;
         node.attributes.extend(self.attributes.iter().cloned());
         graph.set_outputs(outputs);
         Ok((graph, feeds))

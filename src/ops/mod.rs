@@ -16,21 +16,40 @@ mod registry;
 mod threads;
 mod window;
 
+mod cast;
 mod concat;
+mod constant;
+mod control;
 mod conv;
+mod cumsum;
+mod depth_to_space;
 mod elementwise;
 mod epilogue;
+mod expand;
+mod gather;
 mod identity;
 mod matmul;
 mod movement;
+mod nonzero;
+mod normalization;
+mod onehot;
 mod pad;
 mod pool;
-mod recurrent;
+mod quantize;
+mod range;
+mod reduce;
 mod reshape;
+mod reverse_sequence;
+mod scatter;
+mod recurrent;
 mod resize;
 mod silu;
 mod slice;
+mod softmax;
+mod topk;
 mod transpose;
+mod trilu;
+mod unique;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -105,6 +124,35 @@ pub static TABLE: &[&OpDef] = &[
     &elementwise::SIGN,
     &elementwise::RELU,
     &elementwise::GELU,
+    // cast.rs
+    &cast::CAST,
+    &cast::CAST_LIKE,
+    // reduce/
+    &reduce::ARG_MAX,
+    &reduce::ARG_MIN,
+    &reduce::REDUCE_SUM,
+    &reduce::REDUCE_MEAN,
+    &reduce::REDUCE_MAX,
+    &reduce::REDUCE_MIN,
+    &reduce::REDUCE_PROD,
+    &reduce::REDUCE_L1,
+    &reduce::REDUCE_L2,
+    &reduce::REDUCE_SUM_SQUARE,
+    &reduce::REDUCE_LOG_SUM,
+    &reduce::REDUCE_LOG_SUM_EXP,
+    // softmax.rs
+    &softmax::SOFTMAX,
+    &softmax::LOG_SOFTMAX,
+    &softmax::HARDMAX,
+    // normalization/
+    &normalization::BATCH_NORMALIZATION,
+    &normalization::LAYER_NORMALIZATION,
+    &normalization::INSTANCE_NORMALIZATION,
+    &normalization::GROUP_NORMALIZATION,
+    // quantize/
+    &quantize::QUANTIZE_LINEAR,
+    &quantize::DEQUANTIZE_LINEAR,
+    &quantize::DYNAMIC_QUANTIZE_LINEAR,
     // reshape.rs
     &reshape::RESHAPE,
     &reshape::FLATTEN,
@@ -147,4 +195,41 @@ pub static TABLE: &[&OpDef] = &[
     &slice::SLICE,
     // pad.rs
     &pad::PAD,
+    // gather.rs
+    &gather::GATHER,
+    &gather::GATHER_ELEMENTS,
+    &gather::GATHER_ND,
+    // scatter.rs
+    &scatter::SCATTER,
+    &scatter::SCATTER_ELEMENTS,
+    &scatter::SCATTER_ND,
+    // expand.rs
+    &expand::EXPAND,
+    &expand::SHAPE,
+    &expand::SIZE,
+    &expand::CONSTANT_OF_SHAPE,
+    // range.rs
+    &range::RANGE,
+    // depth_to_space.rs
+    &depth_to_space::DEPTH_TO_SPACE,
+    &depth_to_space::SPACE_TO_DEPTH,
+    // reverse_sequence.rs
+    &reverse_sequence::REVERSE_SEQUENCE,
+    // trilu.rs
+    &trilu::TRILU,
+    // cumsum.rs
+    &cumsum::CUM_SUM,
+    // nonzero.rs
+    &nonzero::NON_ZERO,
+    // onehot.rs
+    &onehot::ONE_HOT,
+    // topk.rs
+    &topk::TOP_K,
+    // unique.rs
+    &unique::UNIQUE,
+    // constant.rs
+    &constant::CONSTANT,
+    // control.rs
+    &control::IF,
+    &control::LOOP,
 ];

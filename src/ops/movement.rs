@@ -53,19 +53,55 @@ pub(super) fn walked(
     walk: &Strided,
 ) -> Result<Tensor> {
     let shape = shape.into();
+    let elements = element_count(&shape, x.dtype().size())?;
     match walk.run() {
-        Some((start, count)) if shape.elements() > 0 => {
+        Some((start, count)) if elements > 0 => {
             x.reshape([x.len()])?.rows(start, count)?.reshape(shape)
         }
         _ => produce(io, &[x], shape, walk),
     }
 }
 
+/// `x` after `mover` wrote into it; in place where nobody else holds its memory.
+///
+/// # Errors
+/// If the sources are of another dtype, or the mover fails.
+pub(super) fn altered(
+    io: &Io<'_>,
+    mut x: Tensor,
+    sources: &[&Tensor],
+    mover: &impl Mover,
+) -> Result<Tensor> {
+    if x.dtype() == DType::String {
+        let slices: Vec<&[String]> =
+            sources.iter().map(|t| t.as_strings()).collect::<Result<_>>()?;
+        let mut out = x.as_strings()?.to_vec();
+        mover.fill(&slices, &mut out, io.threads())?;
+        return Tensor::from_strings(x.shape().clone(), out);
+    }
+    writable(io, &mut x)?;
+    overwrite(&mut x, sources, io.threads(), mover)?;
+    Ok(x)
+}
+
+/// Makes `x` a copy in pooled memory, unless nobody else holds its memory.
+///
+/// # Errors
+/// If it holds strings.
+pub(super) fn writable(io: &Io<'_>, x: &mut Tensor) -> Result<()> {
+    if !x.is_unique() {
+        let mut copy = io.allocate(x.dtype(), x.shape().clone())?;
+        copy.as_mut_bytes()?.copy_from_slice(x.as_bytes());
+        *x = copy;
+    }
+    Ok(())
+}
+
 /// Lets `mover` write into an existing tensor of numbers, of the sources' dtype.
 ///
 /// # Errors
 /// If the dtype has no words of its own, or the mover fails.
-pub(super) fn overwrite(
+fn overwrite(
     out: &mut Tensor,
     sources: &[&Tensor],
     threads: &Threads,
@@ -329,6 +365,50 @@ impl<'a> Odometer<'a> {
             self.index[i] = 0;
             self.position -= self.strides[i] * self.dims[i] as isize;
         }
+    }
+}
+
+/// Runs of `run` elements at given offsets, `outer` times over with `step` in between.
+pub(super) struct Picked<'a> {
+    /// Where each run starts.
+    pub offsets: &'a [usize],
+    /// Elements of a run.
+    pub run: usize,
+    /// How often the offsets are gone through.
+    pub outer: usize,
+    /// What is added to the offsets each time.
+    pub step: usize,
+}
+
+impl Mover for Picked<'_> {
+    fn fill<T: Item>(&self, sources: &[&[T]], out: &mut [T], threads: &Threads) -> Result<()> {
+        let [source, ..] = sources else { bail!(Internal, "nothing to pick from") };
+        let (n, run) = (self.offsets.len(), self.run);
+        if out.is_empty() {
+            return Ok(());
+        }
+        let reach = self.offsets.iter().max().map_or(0, |o| o + run);
+        let reach = self.outer.saturating_sub(1) * self.step + reach;
+        if reach > source.len() || out.len() != n * run * self.outer {
+            bail!(Internal, "runs up to {reach} are picked from {} elements", source.len());
+        }
+        let single = Threads::single();
+        let threads = if out.len() < SPLIT_FROM { &single } else { threads };
+        threads.split_rows(out, run, |first, chunk| {
+            let (mut base, mut at) = (first / n * self.step, first % n);
+            for row in chunk.chunks_mut(run) {
+                let from = base + self.offsets[at];
+                match row {
+                    [one] => *one = source[from].clone(),
+                    row => row.clone_from_slice(&source[from..from + run]),
+                }
+                at += 1;
+                if at == n {
+                    (base, at) = (base + self.step, 0);
+                }
+            }
+        });
+        Ok(())
     }
 }
 

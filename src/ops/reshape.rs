@@ -386,15 +386,16 @@ fn reshaped(q: &BatchQuery<'_>) -> BatchFlow {
         return Err(format!("the batch axis {axis} is not there"));
     };
     let before = Dim::product(&from[..axis]);
-    // The symbols that divide the batch axis; the batch symbol is one of them.
-    let mut symbols = Vec::new();
-    rows.visit_symbols(&mut |s| symbols.push(Dim::symbol(s)));
-    symbols.retain(|s| rows.exact_div(s).is_some());
-    symbols.dedup();
+    // The batch symbol; where it is not known, every symbol that divides the batch axis may be it.
+    let mut symbols: Vec<Dim> = q.symbol.map(Dim::symbol).into_iter().collect();
+    if symbols.is_empty() {
+        rows.visit_symbols(&mut |s| symbols.push(Dim::symbol(s)));
+        symbols.retain(|s| rows.exact_div(s).is_some());
+    }
     let mut lead = Dim::fixed(1);
     for (j, d) in to.iter().enumerate() {
         let whole = !symbols.is_empty() && symbols.iter().all(|s| d.exact_div(s).is_some());
-        if lead == before && (d == rows || whole) && d.as_fixed() != Some(1) {
+        if lead == before && (d == rows || whole) && d.as_fixed().is_none() {
             return q.everywhere(Some(j));
         }
         lead = lead * d.clone();
@@ -488,13 +489,14 @@ mod tests {
         assert_eq!(resolve(&[0, -1], &[2, 3], false).unwrap(), [2, 3]);
     }
 
-    fn flow(from: &[Dim], axis: usize, to: &[Dim]) -> BatchFlow {
+    fn flow(symbol: Option<&str>, from: &[Dim], axis: usize, to: &[Dim]) -> BatchFlow {
         let mut graph = crate::graph::Graph::new("g");
         let y = graph.add_value("y", crate::graph::Fact::unknown()).unwrap();
         let node = graph.add_node("n", "Reshape", [Some(y)], [Some(y)]);
         reshaped(&BatchQuery {
             node,
             axes: &[Some(axis), None],
+            symbol,
             shapes: &[Some(from.to_vec()), None],
             output_shapes: &[Some(to.to_vec())],
             ints: &[None, None],
@@ -505,13 +507,15 @@ mod tests {
     fn the_batch_is_followed_through_shapes() {
         let (n, l) = (Dim::symbol("N"), Dim::symbol("L"));
         let k = Dim::fixed;
-        let moved = |a: &[Dim], at, b: &[Dim]| flow(a, at, b).unwrap()[0];
+        let moved = |a: &[Dim], at, b: &[Dim]| flow(None, a, at, b).unwrap()[0];
         assert_eq!(moved(&[n.clone(), k(4), k(5)], 0, &[n.clone(), k(20)]), Some(0));
         assert_eq!(moved(&[n.clone(), k(4)], 0, &[k(1), n.clone() * k(2), k(2)]), Some(1));
         assert_eq!(moved(&[k(6), n.clone()], 1, &[k(2), k(3), n.clone(), k(1)]), Some(2));
         assert_eq!(moved(&[n.clone(), l.clone()], 0, &[n.clone() * l.clone()]), Some(0));
-        assert!(flow(&[n.clone(), k(4)], 0, &[k(4), n.clone()]).is_err());
+        assert!(flow(None, &[n.clone(), k(4)], 0, &[k(4), n.clone()]).is_err());
+        let (rows, cut) = ([n.clone() * l.clone(), k(4)], [n.clone(), l.clone(), k(4)]);
+        assert_eq!(flow(Some("N"), &rows, 0, &cut).unwrap()[0], Some(0));
         // Either symbol might be the batch.
-        assert!(flow(&[n.clone() * l.clone(), k(4)], 0, &[l, n, k(4)]).is_err());
+        assert!(flow(None, &[n.clone() * l.clone(), k(4)], 0, &[l, n, k(4)]).is_err());
     }
 }

@@ -76,6 +76,7 @@ impl BatchAxes {
             let query = BatchQuery {
                 node,
                 axes: &of,
+                symbol: Some(BATCH),
                 shapes: &shapes,
                 output_shapes: &output_shapes,
                 ints: &ints,
@@ -94,15 +95,10 @@ impl BatchAxes {
                 }
                 let carried = flow.get(i).copied().flatten();
                 let scaled = scaled_axes(what.fact.shape.as_deref());
-                axes[v.index()] = match (carried, scaled.as_slice()) {
-                    (Some(a), _) => Some(a),
-                    (None, []) => None,
-                    // Made from shapes alone, but as long as the batch.
-                    (None, [a]) if UNIFORM.contains(&node.op.as_str()) => Some(*a),
-                    (None, _) => {
-                        return Err(mixed("makes something that depends on the size of the batch"));
-                    }
-                };
+                if carried.is_none() && !scaled.is_empty() {
+                    return Err(mixed("makes something that depends on the size of the batch"));
+                }
+                axes[v.index()] = carried;
             }
         }
         let outputs = graph.outputs().iter().map(|v| axes[v.index()]).collect();
@@ -175,9 +171,6 @@ impl BatchAxes {
         Ok(out)
     }
 }
-
-/// Operators whose output is the same for each item when it is made from shapes alone.
-const UNIFORM: &[&str] = &["ConstantOfShape", "Expand"];
 
 fn scaled_axes(shape: Option<&[Dim]>) -> Vec<usize> {
     let dims = shape.unwrap_or_default();

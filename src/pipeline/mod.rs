@@ -1,6 +1,8 @@
 //! Running a graph that is cut into segments: one after the other ([`HeteroExecutable`], the
 //! oracle), or as a [`Pipeline`] of device actors.
 
+#[cfg(feature = "actix")]
+mod actix;
 mod batch;
 mod builder;
 mod executable;
@@ -10,6 +12,8 @@ mod prepared;
 mod stage;
 mod state;
 
+#[cfg(feature = "actix")]
+pub use actix::{FrontDoor, Infer};
 pub use batch::BatchAxes;
 pub use builder::PipelineBuilder;
 pub use executable::{CompiledGraph, HeteroExecutable, compile_in, compile_with};

@@ -62,7 +62,7 @@ pub fn balanced(
     symbols: &dyn Fn(&str) -> Option<i64>,
 ) -> Result<DeviceMap> {
     let costs = node_costs(graph, registry, symbols);
-    let seconds = |id: NodeId| costs[id.index()].seconds(PEAK_FLOPS, PEAK_BYTES);
+    let seconds = |id: NodeId| seconds(costs[id.index()]);
     let bytes = |v: ValueId| value_bytes(graph, v, symbols);
     DeviceMap::balanced(graph, devices, stages, &seconds, &bytes)
 }
@@ -71,6 +71,11 @@ pub fn balanced(
 /// their ratio matters for a balance.
 const PEAK_FLOPS: f64 = 80e9;
 const PEAK_BYTES: f64 = 15e9;
+
+/// About what a cost takes on one present-day core.
+pub fn seconds(cost: Cost) -> f64 {
+    cost.seconds(PEAK_FLOPS, PEAK_BYTES)
+}
 
 /// The extent that an unknown symbol is taken for where nobody gave one.
 const ASSUMED_EXTENT: i64 = 64;

@@ -1,6 +1,6 @@
 //! Types of values.
 
-use super::pb;
+use super::{pb, tensor};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Fact, Graph};
 use crate::import::Limits;
@@ -17,17 +17,17 @@ pub(super) fn read(
     limits: &Limits,
 ) -> Result<Fact> {
     use pb::type_proto::Value;
-    let Some(pb::TypeProto { value: Some(Value::TensorType(tensor)), .. }) = declared else {
+    let Some(pb::TypeProto { value: Some(Value::TensorType(of)), .. }) = declared else {
         return Ok(Fact::unknown());
     };
-    let dtype = match tensor.elem_type.unwrap_or(0) {
+    let dtype = match of.elem_type.unwrap_or(0) {
         0 => None,
         n => match DType::from_onnx(n) {
             Some(d) => Some(d),
-            None => bail!(Unsupported, "elements of type {n}"),
+            None => bail!(Unsupported, "elements of type {}", tensor::type_name(n)),
         },
     };
-    let Some(declared) = tensor.shape.as_ref().filter(|_| shapes) else {
+    let Some(declared) = of.shape.as_ref().filter(|_| shapes) else {
         return Ok(Fact { dtype, shape: None });
     };
     limits.check_rank(declared.dim.len())?;

@@ -373,6 +373,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn constants_take_their_value_from_the_call() {
+        let f = function(
+            "F",
+            &[],
+            vec![with(node("Constant", &[], &["c"]), reference("value_int", "k"))],
+            &["c"],
+        );
+        let mut m = model(body(&[], vec![with(call("F", &[], &["y"]), int("k", 42))], &["y"]));
+        m.functions = vec![f];
+        let graph = graph_of(&m);
+        let y = graph.value(graph.outputs()[0]);
+        assert_eq!(y.constant.as_ref().unwrap().item::<i64>().unwrap(), 42);
+        // Outside of a function there is nothing to refer to.
+        let stray = with(node("Foo", &[], &["y"]), reference("axis", "k"));
+        assert_eq!(error_of(&model(body(&[], vec![stray], &["y"]))).kind(), ErrorKind::Format);
+    }
+
+    #[test]
     fn runaway_functions_are_stopped() {
         let mut m = model(body(&["x"], vec![call("F", &["x"], &["y"])], &["y"]));
         m.functions = vec![function("F", &["x"], vec![call("F", &["x"], &["y"])], &["y"])];

@@ -151,7 +151,7 @@ fn unpack(packed: &[u8], count: usize, dtype: DType) -> Buffer {
 }
 
 /// ONNX's name of a dtype number.
-fn type_name(number: i32) -> String {
+pub(super) fn type_name(number: i32) -> String {
     match pb::tensor_proto::DataType::try_from(number) {
         Ok(known) => known.as_str_name().to_lowercase(),
         Err(_) => number.to_string(),

@@ -103,13 +103,21 @@ pub(super) fn depthwise(s: &Strip<'_>, t: &Taps<'_>, width: usize, out: &mut [f3
     while y < rows {
         let count = rows - y;
         for x in (0..width).step_by(16) {
-            let have = (width - x).min(16);
+            // The last tile of a row is moved left until it is whole, where there is room for that:
+            // it then computes some outputs once more, to the same bits.
+            let full = if width - x <= 8 { 8 } else { 16 };
+            let x = x.min(width.max(full) - full);
+            let have = (width - x).min(full);
             let o = out[y * width + x..].as_mut_ptr();
             // SAFETY: the strip was checked for all rows and for 16 columns from any output on;
             // the output holds `count` rows with `have` elements from `o` on.
             unsafe {
                 let src = s.data.as_ptr().add(y * s.row_stride * s.row + x);
+                // With few rows of taps, telling them apart costs more than it saves.
+                let plain = s.row_stride == 1 && s.row_dilation == 1 && s.taps > 3;
                 match (count, have <= 8) {
+                    (4.., false) if plain => four_rows::<2>(s, t, src, o, width, have),
+                    (4.., true) if plain => four_rows::<1>(s, t, src, o, width, have),
                     (4.., false) => tile::<4, 2>(s, t, src, o, width, have),
                     (4.., true) => tile::<4, 1>(s, t, src, o, width, have),
                     (2..=3, false) => tile::<2, 2>(s, t, src, o, width, have),
@@ -127,7 +135,7 @@ pub(super) fn depthwise(s: &Strip<'_>, t: &Taps<'_>, width: usize, out: &mut [f3
     }
 }
 
-/// O output rows by V vectors: each input vector is loaded once for all rows that see it.
+/// O output rows by V vectors.
 ///
 /// # Safety
 /// The strip holds every row that the O outputs see, and V · 8 columns from each tap on; `out`
@@ -141,43 +149,101 @@ unsafe fn tile<const O: usize, const V: usize>(
     width: usize,
     have: usize,
 ) {
-    let kw = s.columns.len();
     let mut acc = [[splat(t.bias); V]; O];
-    for r in 0..(O - 1) * s.row_stride + (s.taps - 1) * s.row_dilation + 1 {
-        // Which row of weights each output row applies to input row r.
-        let mut weights = [std::ptr::null::<f32>(); O];
-        let mut any = false;
-        for o in 0..O {
-            if let Some(d) = r.checked_sub(o * s.row_stride) {
-                let ky = if s.row_dilation == 1 { d } else { d / s.row_dilation };
-                if ky < s.taps && ky * s.row_dilation == d {
-                    weights[o] = t.weights.as_ptr().wrapping_add(ky * kw);
-                    any = true;
-                }
-            }
-        }
-        if !any {
-            continue;
-        }
-        for kx in 0..kw {
-            // SAFETY: the caller's promise; a pointer to weights is null or starts a row of kw.
+    let step = s.row_stride * s.row;
+    let mut weight = t.weights.as_ptr();
+    let mut line = src;
+    for _ in 0..s.taps {
+        for &column in s.columns {
+            // SAFETY: the caller's promise; there is one weight per row and column of taps.
             unsafe {
-                let from = src.add(r * s.row + *s.columns.get_unchecked(kx));
-                let mut x = [_mm256_setzero_ps(); V];
-                for v in 0..V {
-                    x[v] = _mm256_loadu_ps(from.add(v * 8));
-                }
+                let from = line.add(column);
+                let w = _mm256_broadcast_ss(&*weight);
                 for o in 0..O {
-                    if !weights[o].is_null() {
-                        let w = _mm256_broadcast_ss(&*weights[o].add(kx));
-                        for v in 0..V {
-                            acc[o][v] = _mm256_fmadd_ps(w, x[v], acc[o][v]);
-                        }
+                    for v in 0..V {
+                        let x = _mm256_loadu_ps(from.add(o * step + v * 8));
+                        acc[o][v] = _mm256_fmadd_ps(w, x, acc[o][v]);
                     }
                 }
+                weight = weight.add(1);
             }
         }
+        line = line.wrapping_add(s.row_dilation * s.row);
     }
+    // SAFETY: the caller's promise about the output.
+    unsafe { store(acc, t, out, width, have) };
+}
+
+/// Four output rows by V vectors, one input row at a time: each input vector is loaded once for
+/// all the outputs that see it.
+///
+/// # Safety
+/// As for [`tile`] with four rows; row stride and dilation are 1.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn four_rows<const V: usize>(
+    s: &Strip<'_>,
+    t: &Taps<'_>,
+    src: *const f32,
+    out: *mut f32,
+    width: usize,
+    have: usize,
+) {
+    let kw = s.columns.len();
+    let mut acc = [[splat(t.bias); V]; 4];
+    for r in 0..s.taps + 3 {
+        let line = src.wrapping_add(r * s.row);
+        // Output row o applies row r - o of the weights.
+        macro_rules! rows {
+            ($($o:literal)*) => {
+                for kx in 0..kw {
+                    // SAFETY: the caller's promise; rows r - o of the weights exist.
+                    unsafe {
+                        let from = line.add(*s.columns.get_unchecked(kx));
+                        let mut x = [_mm256_setzero_ps(); V];
+                        for v in 0..V {
+                            x[v] = _mm256_loadu_ps(from.add(v * 8));
+                        }
+                        $(
+                            let w = t.weights.get_unchecked((r - $o) * kw + kx);
+                            let w = _mm256_broadcast_ss(w);
+                            for v in 0..V {
+                                acc[$o][v] = _mm256_fmadd_ps(w, x[v], acc[$o][v]);
+                            }
+                        )*
+                    }
+                }
+            };
+        }
+        match ((r + 1).saturating_sub(s.taps), r.min(3)) {
+            (0, 0) => rows!(0),
+            (0, 1) => rows!(0 1),
+            (0, 2) => rows!(0 1 2),
+            (0, 3) => rows!(0 1 2 3),
+            (1, 1) => rows!(1),
+            (1, 2) => rows!(1 2),
+            (1, 3) => rows!(1 2 3),
+            (2, 2) => rows!(2),
+            (2, 3) => rows!(2 3),
+            _ => rows!(3),
+        }
+    }
+    // SAFETY: the caller's promise about the output.
+    unsafe { store(acc, t, out, width, have) };
+}
+
+/// Clamps and stores `have` columns of O rows.
+///
+/// # Safety
+/// `out` holds `have` elements in each of O rows, `width` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn store<const O: usize, const V: usize>(
+    mut acc: [[__m256; V]; O],
+    t: &Taps<'_>,
+    out: *mut f32,
+    width: usize,
+    have: usize,
+) {
     let (lo, hi) = t.bounds.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
     let (lo, hi) = (splat(lo), splat(hi));
     for o in 0..O {

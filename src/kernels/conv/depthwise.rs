@@ -2,12 +2,10 @@
 
 use super::{ConvEpilogue, scalar};
 use crate::kernels::aligned::AlignedF32;
-use crate::kernels::gemm::block::{Edge, run_tile};
-use crate::kernels::gemm::kernel::{Finish, Kernel, Tile};
 use crate::kernels::isa::{Isa, Kind};
 use crate::kernels::parallel::{Parallel, SharedOut, for_each_part, split_range};
 use crate::kernels::strip::{Strip, StripPlan};
-use crate::kernels::{Activation, Epilogue, Window};
+use crate::kernels::{Window, math};
 use std::cell::Cell;
 
 thread_local! {
@@ -44,7 +42,6 @@ impl Depthwise {
     /// Convolves; sizes have been checked and no dimension of the output is zero.
     pub(super) fn run(
         &self,
-        kernel: &'static Kernel,
         isa: Isa,
         x: &[f32],
         batch: usize,
@@ -65,6 +62,7 @@ impl Depthwise {
         let c = SharedOut::new(out);
         for_each_part(par, parts, &|part| {
             let mut buffer = BUFFER.take();
+            buffer.reserve(plan.floats());
             for unit in split_range(units, parts, part, 1) {
                 let (image, band) = (unit / plan.bands(), unit % plan.bands());
                 let channel = image % channels;
@@ -83,7 +81,7 @@ impl Depthwise {
                 };
                 sums(isa, &strip, &taps, out_size[1], band_out);
                 if bounds.is_none() {
-                    finish(kernel, epilogue, at, band_out);
+                    finish(isa, epilogue, at, band_out);
                 }
             }
             BUFFER.set(buffer);
@@ -106,42 +104,14 @@ fn sums(isa: Isa, strip: &Strip<'_>, taps: &Taps<'_>, width: usize, out: &mut [f
 }
 
 /// Residual and activation, on the outputs from element `at` on, which were just written.
-pub(super) fn finish(kernel: &Kernel, epilogue: &ConvEpilogue<'_>, at: usize, out: &mut [f32]) {
-    if epilogue.residual.is_none() && epilogue.activation == Activation::None {
-        return;
-    }
-    let base = Epilogue { activation: epilogue.activation, ..Epilogue::default() };
+pub(super) fn finish(isa: Isa, epilogue: &ConvEpilogue<'_>, at: usize, out: &mut [f32]) {
     let residual = epilogue.residual.map(|r| &r[at..][..out.len()]);
-    let mut edge = Edge::new();
-    let mut i = 0;
-    while i < out.len() {
-        // The band is one run of elements, taken as rows of a tile that follow one another.
-        let rows = ((out.len() - i) / kernel.cols).clamp(1, kernel.rows);
-        let width = kernel.cols.min(out.len() - i);
-        let mut f = Finish::new(&base);
-        if let Some(r) = residual {
-            f.residual = r[i..].as_ptr();
-            f.residual_row = kernel.cols;
-            f.residual_last = epilogue.residual_after_activation;
-        }
-        let c = out[i..].as_mut_ptr();
-        let tile = Tile {
-            rows,
-            k: 0,
-            a: c,
-            a_row: 1,
-            a_k: 1,
-            b: c,
-            b_k: 0,
-            c,
-            c_row: kernel.cols,
-            narrow: false,
-            accumulate: true,
-            finish: Some(f),
-        };
-        // SAFETY: rows · width elements are valid in the output and in the residual, which is as
-        // long; with k = 0 neither A nor B is read.
-        unsafe { run_tile(kernel, tile, width, &mut edge) };
-        i += rows * width;
+    let after = epilogue.residual_after_activation;
+    if let Some(r) = residual.filter(|_| !after) {
+        math::add_on(isa, out, r);
+    }
+    math::activate_on(isa, epilogue.activation, out);
+    if let Some(r) = residual.filter(|_| after) {
+        math::add_on(isa, out, r);
     }
 }

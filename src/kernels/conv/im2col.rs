@@ -85,6 +85,18 @@ struct Row {
 
 impl Panels for Im2col<'_> {
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]) {
+        if ks.is_empty() {
+            return;
+        }
+        let panels = out.chunks_exact_mut(ks.len() * width);
+        for (j, panel) in cols.clone().step_by(width).zip(panels) {
+            self.pack_panel(ks.clone(), j..cols.end.min(j + width), width, panel);
+        }
+    }
+}
+
+impl Im2col<'_> {
+    fn pack_panel(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]) {
         let mut rows = [Row::default(); MAX_COLS];
         let mut count = 0;
         let mut at = cols.start;

@@ -8,6 +8,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod depthwise;
+mod direct;
 mod im2col;
 mod nd;
 mod scalar;
@@ -24,6 +25,7 @@ use super::parallel::{Parallel, SharedOut, for_each_part};
 use super::strip::StripPlan;
 use super::{Activation, Bias, Epilogue, Isa, KernelError, Residual, Window};
 use depthwise::Depthwise;
+use direct::Direct;
 use im2col::Im2col;
 pub(in crate::kernels) use nd::advance;
 pub use nd::{ConvNd, conv_nd};
@@ -207,13 +209,19 @@ pub fn conv2d(
     let kernel = Kernel::of(weights.isa);
     let packed = match &weights.weights {
         Weights::Depthwise(d) => {
-            d.run(kernel, weights.isa, x, batch, size, out_size, oc, epilogue, out, par);
+            d.run(weights.isa, x, batch, size, out_size, oc, epilogue, out, par);
             return Ok(());
         }
         Weights::Groups(g) => g,
     };
     let (icg, ocg) = (ic / groups, oc / groups);
     let pointwise = window == Window::new([1, 1]);
+    if !pointwise
+        && let Some(d) = Direct::new(weights.isa, kernel, window, size, out_size, icg, ocg)
+    {
+        d.run(kernel, packed, x, batch, plane, epilogue, out, par);
+        return Ok(());
+    }
     let c = SharedOut::new(out);
     // Few images and groups are cut further, so that all threads have something to do.
     let jobs = batch * groups;

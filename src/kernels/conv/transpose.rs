@@ -184,7 +184,7 @@ pub fn conv_transpose2d(
                 let to = &mut planes[start..][..out_plane];
                 to.iter_mut().for_each(|v| *v += bias);
             }
-            super::depthwise::finish(kernel, epilogue, at, planes);
+            super::depthwise::finish(weights.isa, epilogue, at, planes);
         }
         PRODUCT.set(product);
     });

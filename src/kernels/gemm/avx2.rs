@@ -8,33 +8,42 @@ use std::arch::x86_64::*;
 const ROWS: usize = 6;
 const COLS: usize = 16;
 
+/// Rows of A are read where they lie.
+const IN_PLACE: u8 = 0;
+/// A is packed.
+const PACKED: u8 = 1;
+/// A is packed, and rows of B lie at given places.
+const SCATTERED: u8 = 2;
+
 pub(super) static KERNEL: Kernel =
     Kernel { rows: ROWS, cols: COLS, tile, vector: VectorKernels { dot_rows, add_rows, panels } };
 
 /// # Safety
 /// As for [`Kernel::tile`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile(t: &Tile) {
+unsafe fn tile(t: &Tile<'_>) {
     macro_rules! by_rows {
-        ($v:literal, $packed:literal) => {
+        ($v:literal, $how:ident) => {
             match t.rows {
-                1 => rows::<1, $v, $packed>(t),
-                2 => rows::<2, $v, $packed>(t),
-                3 => rows::<3, $v, $packed>(t),
-                4 => rows::<4, $v, $packed>(t),
-                5 => rows::<5, $v, $packed>(t),
-                _ => rows::<ROWS, $v, $packed>(t),
+                1 => rows::<1, $v, $how>(t),
+                2 => rows::<2, $v, $how>(t),
+                3 => rows::<3, $v, $how>(t),
+                4 => rows::<4, $v, $how>(t),
+                5 => rows::<5, $v, $how>(t),
+                _ => rows::<ROWS, $v, $how>(t),
             }
         };
     }
     let packed = t.a_row == 1 && t.a_k == t.rows;
     // SAFETY: the tile has 1 to 6 rows, and its pointers are valid for what it describes.
     unsafe {
-        match (t.narrow, packed) {
-            (false, true) => by_rows!(2, true),
-            (false, false) => by_rows!(2, false),
-            (true, true) => by_rows!(1, true),
-            (true, false) => by_rows!(1, false),
+        match (t.narrow, packed, t.b_at) {
+            (false, _, Some(_)) => by_rows!(2, SCATTERED),
+            (true, _, Some(_)) => by_rows!(1, SCATTERED),
+            (false, true, None) => by_rows!(2, PACKED),
+            (true, true, None) => by_rows!(1, PACKED),
+            (false, false, None) => by_rows!(2, IN_PLACE),
+            (true, false, None) => by_rows!(1, IN_PLACE),
         }
         if let Some(f) = &t.finish {
             second_pass(f, t);
@@ -48,7 +57,7 @@ unsafe fn tile(t: &Tile) {
 /// # Safety
 /// As for [`Kernel::tile`], for R rows and V · 8 columns.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn rows<const R: usize, const V: usize, const PACKED: bool>(t: &Tile) {
+unsafe fn rows<const R: usize, const V: usize, const HOW: u8>(t: &Tile<'_>) {
     // SAFETY: the pointers are valid for R rows, k depths and the columns of the tile.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); V]; R];
@@ -61,19 +70,37 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool>(t: &Tile) {
         }
         let mut b = t.b;
         let mut a = t.a;
-        for _ in 0..t.k {
+        // Rows read in place are asked for one tile ahead, one row after the other.
+        let (mut row, mut next) = (0, t.a_next);
+        // The output is asked for while the sums are made.
+        for i in 0..R {
+            _mm_prefetch::<_MM_HINT_T0>(t.c.wrapping_add(i * t.c_row).cast());
+            _mm_prefetch::<_MM_HINT_T0>(t.c.wrapping_add(i * t.c_row + V * 8 - 1).cast());
+        }
+        let scattered = t.b_at.unwrap_or(&[]).as_ptr();
+        for p in 0..t.k {
+            if HOW == SCATTERED {
+                b = t.b.add(*scattered.add(p));
+            }
+            if HOW == IN_PLACE {
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(row).cast());
+                next = next.wrapping_add(t.a_k);
+                row = if row == (R - 1) * t.a_row { 0 } else { row + t.a_row };
+            }
             let mut bv = [_mm256_setzero_ps(); V];
             for v in 0..V {
                 bv[v] = _mm256_loadu_ps(b.add(v * 8));
             }
             for i in 0..R {
-                let x = _mm256_broadcast_ss(&*a.add(if PACKED { i } else { i * t.a_row }));
+                let x = _mm256_broadcast_ss(&*a.add(if HOW == IN_PLACE { i * t.a_row } else { i }));
                 for v in 0..V {
                     acc[i][v] = _mm256_fmadd_ps(x, bv[v], acc[i][v]);
                 }
             }
-            a = a.wrapping_add(if PACKED { R } else { t.a_k });
-            b = b.wrapping_add(t.b_k);
+            a = a.wrapping_add(if HOW == IN_PLACE { t.a_k } else { R });
+            if HOW != SCATTERED {
+                b = b.wrapping_add(t.b_k);
+            }
         }
         if let Some(f) = &t.finish {
             if f.alpha != 1.0 {
@@ -141,7 +168,7 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool>(t: &Tile) {
 /// # Safety
 /// As for [`Kernel::tile`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn second_pass(f: &Finish, t: &Tile) {
+unsafe fn second_pass(f: &Finish, t: &Tile<'_>) {
     macro_rules! each {
         (|$x:ident| $body:expr) => {
             for i in 0..t.rows {

@@ -2,19 +2,21 @@
 
 use super::kernel::{Finish, Kernel, MAX_COLS, MAX_TILE, Tile};
 use super::pack::{self, PackedA, PackedB, RowTiles};
-use super::{Bias, Epilogue, MatRef};
+use super::{Epilogue, MatRef};
 use crate::kernels::aligned::AlignedF32;
 use std::cell::Cell;
 use std::ops::Range;
 
 /// Depth of a block: a panel of 16 columns (16 KiB) and a tile of A share the first-level cache.
-const DEPTH: usize = 256;
+pub(in crate::kernels) const DEPTH: usize = 256;
 /// Rows of a block: its part of A stays in the second-level cache while the panels pass by.
 const ROWS: usize = 192;
 /// Columns of a block that is packed on the fly.
 const COLS: usize = 512;
-/// Panels from which on a copy of A in tile order pays.
-const PACK_A_PANELS: usize = 6;
+/// Rows of A that lie a multiple of this apart fall on few sets of the caches.
+const ALIASED: usize = 256;
+/// Panels from which on a copy of such rows in tile order pays.
+const PACK_A_PANELS: usize = 4;
 /// Rows up to which B is read where it lies rather than packed.
 const IN_PLACE_ROWS: usize = 12;
 
@@ -27,14 +29,14 @@ pub(in crate::kernels) enum Left<'a> {
 
 /// Makes panels of a right operand that is not packed, perhaps not even stored.
 pub(in crate::kernels) trait Panels: Sync {
-    /// Writes depths `ks` and columns `cols` (at most `width`, the missing ones zero) to `out`,
-    /// which holds `ks.len() * width` elements.
+    /// Writes depths `ks` and columns `cols` to `out` as panels of `width` columns, the missing
+    /// ones zero: panel after panel, for each depth the columns side by side.
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]);
 }
 
 impl Panels for MatRef<'_> {
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]) {
-        pack::pack_panel(self, ks, cols, width, out);
+        pack::pack_panels(self, ks, cols, width, out);
     }
 }
 
@@ -149,10 +151,7 @@ impl Block<'_> {
                     (Right::Virtual { panels, .. }, _) => {
                         let size = (k1 - k0) * nr;
                         scratch.b.reserve(size * (j1 - j0).div_ceil(nr));
-                        for (p, j) in (j0..j1).step_by(nr).enumerate() {
-                            let out = &mut scratch.b[p * size..(p + 1) * size];
-                            panels.pack(k0..k1, j..j1.min(j + nr), nr, out);
-                        }
+                        panels.pack(k0..k1, j0..j1, nr, &mut scratch.b);
                         PanelView { first: scratch.b.as_ptr(), panel_stride: size, b_k: nr }
                     }
                 };
@@ -196,7 +195,9 @@ impl Block<'_> {
         let per_block = (ROWS / self.kernel.rows).max(1);
         let pack_a = match self.left {
             Left::Plain(a) => {
-                a.col_stride() != 1 || cols.len().div_ceil(nr) >= PACK_A_PANELS && rows.len() > 1
+                let aliased = a.row_stride().is_multiple_of(ALIASED);
+                let often = cols.len().div_ceil(nr) >= PACK_A_PANELS && rows.len() > 8;
+                a.col_stride() != 1 || aliased && often
             }
             Left::Packed(_) => false,
         };
@@ -247,13 +248,15 @@ impl Block<'_> {
                         a,
                         a_row,
                         a_k,
+                        a_next: a.wrapping_add((i1 - i0) * a_row),
                         b,
                         b_k,
+                        b_at: None,
                         c: c.wrapping_add(i0 * self.c_row + j),
                         c_row: self.c_row,
                         narrow: width <= nr / 2,
                         accumulate: ks.start > 0,
-                        finish: (ks.end == self.k).then(|| self.finish(i0, j)),
+                        finish: (ks.end == self.k).then(|| Finish::at(self.epilogue, i0, j)),
                     };
                     // SAFETY: the caller's promises; the tile lies within the given part.
                     unsafe { run_tile(self.kernel, tile, width, &mut edge) };
@@ -261,21 +264,6 @@ impl Block<'_> {
             }
             t0 = t1;
         }
-    }
-
-    /// The epilogue of the tile that starts at (i, j).
-    fn finish(&self, i: usize, j: usize) -> Finish {
-        let mut f = Finish::new(self.epilogue);
-        match self.epilogue.bias {
-            Bias::None => {}
-            Bias::PerRow(b) => f.row_bias = b.as_ptr().wrapping_add(i),
-            Bias::PerColumn(b) => f.col_bias = b.as_ptr().wrapping_add(j),
-        }
-        if let Some(r) = self.epilogue.residual {
-            f.residual = r.data.as_ptr().wrapping_add(i * r.row_stride + j);
-            f.residual_row = r.row_stride;
-        }
-        f
     }
 }
 
@@ -286,7 +274,7 @@ impl Block<'_> {
 /// panels of B; the CPU has the kernel's instructions.
 pub(in crate::kernels) unsafe fn run_tile(
     kernel: &Kernel,
-    tile: Tile,
+    tile: Tile<'_>,
     width: usize,
     edge: &mut Edge,
 ) {

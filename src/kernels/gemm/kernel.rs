@@ -2,14 +2,16 @@
 
 use super::scalar;
 use crate::kernels::isa::{Isa, Kind};
-use crate::kernels::{Activation, Epilogue};
+use crate::kernels::{Activation, Bias, Epilogue};
 
 /// One register tile: `C[rows × cols] (+)= A[rows × k] · B[k × cols]`, then the epilogue.
 ///
 /// All `cols` columns of the kernel are read and written; the loops outside redirect tiles at
 /// the right edge to a buffer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Tile {
+// The portable tile has no use for hints.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(in crate::kernels) struct Tile<'a> {
     /// 1 up to the rows of the kernel.
     pub rows: usize,
     pub k: usize,
@@ -17,9 +19,13 @@ pub(in crate::kernels) struct Tile {
     pub a: *const f32,
     pub a_row: usize,
     pub a_k: usize,
+    /// The A of the tile that comes next, laid out alike; only ever prefetched.
+    pub a_next: *const f32,
     /// Row p of B starts at `b[p * b_k]`.
     pub b: *const f32,
     pub b_k: usize,
+    /// Row p of B starts at `b[b_at[p]]` instead; A is packed then.
+    pub b_at: Option<&'a [usize]>,
     pub c: *mut f32,
     pub c_row: usize,
     /// Only the first half of the columns matters; the others may be left alone.
@@ -59,6 +65,21 @@ impl Finish {
             activation: epilogue.activation,
         }
     }
+
+    /// The epilogue of the tile that starts at (i, j).
+    pub(in crate::kernels) fn at(epilogue: &Epilogue<'_>, i: usize, j: usize) -> Self {
+        let mut f = Self::new(epilogue);
+        match epilogue.bias {
+            Bias::None => {}
+            Bias::PerRow(b) => f.row_bias = b.as_ptr().wrapping_add(i),
+            Bias::PerColumn(b) => f.col_bias = b.as_ptr().wrapping_add(j),
+        }
+        if let Some(r) = epilogue.residual {
+            f.residual = r.data.as_ptr().wrapping_add(i * r.row_stride + j);
+            f.residual_row = r.row_stride;
+        }
+        f
+    }
 }
 
 /// Sums of products of one architecture, for a single row or column.
@@ -81,7 +102,7 @@ pub(in crate::kernels) struct Kernel {
     pub cols: usize,
     /// # Safety
     /// The pointers of the tile are valid for what it describes; the CPU has the instructions.
-    pub tile: unsafe fn(&Tile),
+    pub tile: unsafe fn(&Tile<'_>),
     pub vector: VectorKernels,
 }
 

@@ -88,14 +88,16 @@ impl Rhs<'_> {
     }
 }
 
-/// How an m × n output is cut into parts for several threads: by panels of columns where there
-/// are enough of them, else by tiles of rows. Any cut gives the same bits.
+/// How an m × n output is cut into parts for several threads: into panels of columns or tiles of
+/// rows, whichever there are more of. Any cut gives the same bits.
 ///
 /// ```
 /// use brigade::kernels::Partition;
 /// let p = Partition::new(1000, 64, 2);
 /// assert_eq!(p.parts(), 2);
-/// assert_eq!(p.part(0).1, 0..64);
+/// let ((upper, _), (lower, columns)) = (p.part(0), p.part(1));
+/// assert_eq!((upper.start, upper.end, lower.end), (0, lower.start, 1000));
+/// assert_eq!(columns, 0..64);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
@@ -121,11 +123,8 @@ impl Partition {
     ) -> Self {
         let threads = threads.max(1);
         let (tiles, panels) = (m.div_ceil(kernel.rows).max(1), n.div_ceil(kernel.cols).max(1));
-        let (row_parts, col_parts) = if panels >= 2 * threads || panels >= tiles {
-            (1, threads.min(panels))
-        } else {
-            (threads.min(tiles), 1)
-        };
+        let (row_parts, col_parts) =
+            if panels >= tiles { (1, threads.min(panels)) } else { (threads.min(tiles), 1) };
         let (kernel_rows, kernel_cols) = (kernel.rows, kernel.cols);
         Self { m, n, row_parts, col_parts, kernel_rows, kernel_cols }
     }

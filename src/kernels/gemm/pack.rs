@@ -10,13 +10,16 @@ use std::ops::Range;
 /// m rows cut into tiles of nearly equal height, so that none is a single leftover row.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct RowTiles {
-    m: usize,
     count: usize,
+    height: usize,
+    /// So many tiles, the first ones, have one row more.
+    taller: usize,
 }
 
 impl RowTiles {
     pub(in crate::kernels) fn new(m: usize, kernel_rows: usize) -> Self {
-        Self { m, count: m.div_ceil(kernel_rows) }
+        let count = m.div_ceil(kernel_rows);
+        Self { count, height: m / count.max(1), taller: m % count.max(1) }
     }
 
     pub(in crate::kernels) fn count(&self) -> usize {
@@ -25,22 +28,15 @@ impl RowTiles {
 
     /// The first row of tile `t`; m for the one after the last.
     pub(in crate::kernels) fn start(&self, t: usize) -> usize {
-        if self.count == 0 {
-            return 0;
-        }
-        self.m / self.count * t + (self.m % self.count).min(t)
+        self.height * t + self.taller.min(t)
     }
 
     /// The tile that starts at `row`, which must be the start of one or m.
     pub(in crate::kernels) fn tile_at(&self, row: usize) -> usize {
-        if self.count == 0 {
-            return 0;
-        }
-        let (height, taller) = (self.m / self.count, self.m % self.count);
-        if row <= taller * (height + 1) {
-            row / (height + 1)
+        if row <= self.taller * (self.height + 1) {
+            row / (self.height + 1)
         } else {
-            taller + (row - taller * (height + 1)) / height
+            self.taller + (row - self.taller * (self.height + 1)) / self.height.max(1)
         }
     }
 }
@@ -72,15 +68,69 @@ pub(in crate::kernels) fn pack_rows(
     }
 }
 
-/// Writes depths `ks` and columns `cols` of `b` as one panel of `width` columns, the missing ones
-/// zero: for each depth, the columns side by side.
-pub(in crate::kernels) fn pack_panel(
+/// Panels that are written side by side, so that each row of B is read in long runs.
+const SIDE_BY_SIDE: usize = 8;
+
+/// Writes depths `ks` and columns `cols` of `b` as panels of `width` columns, the missing ones
+/// zero: panel after panel, for each depth the columns side by side.
+pub(in crate::kernels) fn pack_panels(
     b: &MatRef<'_>,
     ks: Range<usize>,
     cols: Range<usize>,
     width: usize,
     out: &mut [f32],
 ) {
+    let size = ks.len() * width;
+    if size == 0 {
+        return;
+    }
+    let mut panels = out[..size * cols.len().div_ceil(width)].chunks_exact_mut(size);
+    let whole = cols.len() / width;
+    let mut done = 0;
+    if b.col_stride() == 1 {
+        while done < whole {
+            let count = SIDE_BY_SIDE.min(whole - done);
+            let group = panels.by_ref().take(count);
+            let first = cols.start + done * width;
+            match width {
+                8 => copy_rows::<8>(b, ks.clone(), first, group),
+                16 => copy_rows::<16>(b, ks.clone(), first, group),
+                _ => copy_rows::<32>(b, ks.clone(), first, group),
+            }
+            done += count;
+        }
+    }
+    for (i, panel) in panels.enumerate() {
+        let from = cols.start + (done + i) * width;
+        pack_panel(b, ks.clone(), from..cols.end.min(from + width), width, panel);
+    }
+}
+
+/// Whole panels of W columns from column `first` on, where the columns of B are neighbours.
+fn copy_rows<'p, const W: usize>(
+    b: &MatRef<'_>,
+    ks: Range<usize>,
+    first: usize,
+    panels: impl Iterator<Item = &'p mut [f32]>,
+) {
+    let mut lines: [std::slice::IterMut<'_, [f32; W]>; SIDE_BY_SIDE] = Default::default();
+    let mut count = 0;
+    for (to, panel) in lines.iter_mut().zip(panels) {
+        *to = panel.as_chunks_mut::<W>().0.iter_mut();
+        count += 1;
+    }
+    for p in ks {
+        let row = &b.data()[p * b.row_stride() + first..][..count * W];
+        for (to, from) in lines.iter_mut().zip(row.as_chunks::<W>().0) {
+            if let Some(line) = to.next() {
+                *line = *from;
+            }
+        }
+    }
+}
+
+/// One panel of any layout and width.
+fn pack_panel(b: &MatRef<'_>, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]) {
     let have = cols.len();
     let (rs, cs) = (b.row_stride(), b.col_stride());
     let data = b.data();
@@ -212,12 +262,7 @@ impl PackedB {
         let width = Kernel::of(isa).cols;
         let size = checked_product("rhs", &[n.div_ceil(width), k, width])?;
         let mut data = AlignedF32::zeroed(size);
-        if size > 0 {
-            for (panel, out) in data[..size].chunks_exact_mut(k * width).enumerate() {
-                let cols = panel * width..n.min((panel + 1) * width);
-                pack_panel(&b, 0..k, cols, width, out);
-            }
-        }
+        pack_panels(&b, 0..k, 0..n, width, &mut data);
         Ok(Self { isa, k, n, data })
     }
 

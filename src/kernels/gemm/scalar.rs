@@ -20,7 +20,7 @@ fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
 
 /// # Safety
 /// As for [`Kernel::tile`].
-unsafe fn tile(t: &Tile) {
+unsafe fn tile(t: &Tile<'_>) {
     // SAFETY: the tile has 1 to ROWS rows, and its pointers are valid for what it describes.
     unsafe {
         match t.rows {
@@ -34,7 +34,7 @@ unsafe fn tile(t: &Tile) {
 
 /// # Safety
 /// As for [`Kernel::tile`], for R rows.
-unsafe fn rows<const R: usize>(t: &Tile) {
+unsafe fn rows<const R: usize>(t: &Tile<'_>) {
     let mut acc = [[0.0f32; COLS]; R];
     // SAFETY: the pointers are valid for R rows, k depths and COLS columns.
     unsafe {
@@ -44,7 +44,10 @@ unsafe fn rows<const R: usize>(t: &Tile) {
             }
         }
         for p in 0..t.k {
-            let b = t.b.add(p * t.b_k).cast::<[f32; COLS]>().read_unaligned();
+            let b =
+                t.b.add(t.b_at.map_or(p * t.b_k, |at| at[p]))
+                    .cast::<[f32; COLS]>()
+                    .read_unaligned();
             for i in 0..R {
                 let a = *t.a.add(i * t.a_row + p * t.a_k);
                 for j in 0..COLS {

@@ -1,7 +1,8 @@
 //! Rows for AVX2 and FMA. The tail of a row goes through the same lanes as the rest.
 
-use super::avx2::{exp, max_or_nan, min_or_nan, splat};
+use super::avx2::{clamp, exp, gelu, hard_swish, max_or_nan, min_or_nan, sigmoid, splat, tanh};
 use super::{Reduce, scalar, scalar_rows};
+use crate::kernels::Activation;
 use std::arch::x86_64::*;
 
 const SUM: u8 = 0;
@@ -215,5 +216,39 @@ pub(super) fn layer_norm(x: &mut [f32], gamma: Option<&[f32]>, beta: Option<&[f3
         let b = beta.map(|b| load_part(&b[whole..], 0.0));
         let v = affine(load_part(rest, 0.0), g, b);
         rest.copy_from_slice(&to_lanes(v)[..rest.len()]);
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn activate(activation: Activation, x: &mut [f32]) {
+    if let Some((lo, hi)) = activation.bounds() {
+        let (lo, hi) = (splat(lo), splat(hi));
+        map_rows!(x, 0.0, |v| clamp(v, lo, hi));
+        return;
+    }
+    match activation {
+        Activation::HardSigmoid { alpha, beta } => {
+            let (a, b) = (splat(alpha), splat(beta));
+            map_rows!(x, 0.0, |v| clamp(_mm256_fmadd_ps(v, a, b), splat(0.0), splat(1.0)));
+        }
+        Activation::HardSwish => map_rows!(x, 0.0, |v| hard_swish(v)),
+        Activation::Sigmoid => map_rows!(x, 0.0, |v| sigmoid(v)),
+        Activation::Silu => map_rows!(x, 0.0, |v| _mm256_mul_ps(v, sigmoid(v))),
+        Activation::Gelu => map_rows!(x, 0.0, |v| gelu(v)),
+        Activation::Tanh => map_rows!(x, 0.0, |v| tanh(v)),
+        Activation::None | Activation::Relu | Activation::Clip { .. } => {}
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn add(x: &mut [f32], y: &[f32]) {
+    let (xs, x_rest) = x.as_chunks_mut::<8>();
+    let (ys, _) = y.as_chunks::<8>();
+    let done = xs.len() * 8;
+    for (x, y) in xs.iter_mut().zip(ys) {
+        store(x, _mm256_add_ps(load(x), load(y)));
+    }
+    for (x, y) in x_rest.iter_mut().zip(y.iter().skip(done)) {
+        *x += y;
     }
 }

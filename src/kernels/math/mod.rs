@@ -10,16 +10,21 @@
 //!
 //! NaN gives NaN. The value of an element does not depend on its place in the slice.
 
+mod activate;
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_rows;
+// The scalar functions use the standard library where it has them.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod poly;
 mod reduce;
 mod rows;
 pub(in crate::kernels) mod scalar;
 mod scalar_rows;
 
+pub use activate::{activate, add_assign};
+pub(in crate::kernels) use activate::{activate_on, add_on};
 pub use reduce::{Reduce, reduce};
 pub use rows::{layer_norm, layer_norm_into, log_softmax, softmax};
 

@@ -163,6 +163,7 @@ fn pool2d_on(
     let c = SharedOut::new(out);
     for_each_part(par, parts, &|part| {
         let mut buffer = BUFFER.take();
+        buffer.reserve(plan.floats());
         for unit in split_range(units, parts, part, 1) {
             let (image, band) = (unit / plan.bands(), unit % plan.bands());
             let strip = plan.fill(&x[image * plane..][..plane], band, padding, &mut buffer);

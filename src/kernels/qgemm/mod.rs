@@ -184,7 +184,7 @@ pub fn qgemm(
     }
     let threads = par.threads();
     let panels = n.div_ceil(COLS);
-    let by_columns = panels >= 2 * threads || panels >= m.div_ceil(ROWS);
+    let by_columns = panels >= m.div_ceil(ROWS);
     let parts = threads.min(if by_columns { panels } else { m.div_ceil(ROWS) }).max(1);
     let c = SharedOut::new(out);
     for_each_part(par, parts, &|i| {

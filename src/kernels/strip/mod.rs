@@ -8,7 +8,6 @@
 pub(in crate::kernels) mod avx2;
 
 use super::Window;
-use super::aligned::AlignedF32;
 use super::isa::{Isa, Kind};
 use std::ops::Range;
 
@@ -25,14 +24,23 @@ pub(in crate::kernels) struct StripPlan {
     window: Window,
     size: [usize; 2],
     out: [usize; 2],
-    /// The distinct columns of taps, modulo the stride: each has a run of its own in a row.
-    remainders: Vec<usize>,
+    /// The runs of a row: one for each distinct column of taps, modulo the stride.
+    runs: Vec<Run>,
     /// Floats of such a run.
     run: usize,
     /// Where the outputs of column 0 find each tap of a row.
     columns: Vec<usize>,
     /// Output rows of a band.
     band: usize,
+}
+
+/// How one run of a row is filled: padding, then `have` columns of the image from `from` on, a
+/// stride apart, then padding again.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    skip: usize,
+    from: usize,
+    have: usize,
 }
 
 /// One band of one image.
@@ -63,7 +71,39 @@ impl StripPlan {
         size: [usize; 2],
         out: [usize; 2],
     ) -> Self {
-        let Window { kernel: [kh, kw], strides: [sh, sw], dilations: [dh, dw], .. } = window;
+        let mut plan = Self::with_band(isa, window, size, out, 1);
+        plan.band = plan.band_within(FLOATS).max(8).min(out[0]);
+        plan
+    }
+
+    /// A plan whose strips hold at most `floats`, if there is one.
+    pub(in crate::kernels) fn within(
+        isa: Isa,
+        window: Window,
+        size: [usize; 2],
+        out: [usize; 2],
+        floats: usize,
+    ) -> Option<Self> {
+        let mut plan = Self::with_band(isa, window, size, out, 1);
+        if plan.floats() > floats {
+            return None;
+        }
+        plan.band = plan.band_within(floats);
+        Some(plan)
+    }
+
+    /// Output rows whose strip holds about `floats`.
+    fn band_within(&self, floats: usize) -> usize {
+        let Window { kernel: [kh, _], strides: [sh, _], dilations: [dh, _], .. } = self.window;
+        let rows = floats / self.row();
+        let more = rows.saturating_sub((kh - 1) * dh + 1) / sh;
+        // Evenly, so that the last band is no stump.
+        let bands = self.out[0].div_ceil((1 + more).min(256));
+        self.out[0].div_ceil(bands.max(1))
+    }
+
+    fn with_band(isa: Isa, window: Window, size: [usize; 2], out: [usize; 2], band: usize) -> Self {
+        let Window { kernel: [_, kw], strides: [_, sw], dilations: [_, dw], .. } = window;
         let mut remainders: Vec<usize> = (0..kw).map(|kx| kx * dw % sw).collect();
         remainders.sort_unstable();
         remainders.dedup();
@@ -73,10 +113,15 @@ impl StripPlan {
             r * run + kx * dw / sw
         };
         let columns = (0..kw).map(column).collect();
-        let reach = (kh - 1) * dh + 1;
-        let rows = FLOATS / (run * remainders.len());
-        let band = (rows.saturating_sub(reach) / sh).clamp(8, 256).min(out[0]);
-        Self { isa, window, size, out, remainders, run, columns, band }
+        // Element q of a run is column q · stride + remainder - left of the image.
+        let (left, width) = (window.pads[1], size[1]);
+        let runs = remainders.iter().map(|r| {
+            let skip = left.saturating_sub(*r).div_ceil(sw).min(run);
+            let from = (skip * sw + r).saturating_sub(left).min(width);
+            Run { skip, from, have: (width - from).div_ceil(sw).min(run - skip) }
+        });
+        let runs = runs.collect();
+        Self { isa, window, size, out, runs, run, columns, band }
     }
 
     /// Bands of an image.
@@ -89,48 +134,63 @@ impl StripPlan {
         i * self.band..self.out[0].min((i + 1) * self.band)
     }
 
-    /// Copies what band `i` sees of `image` into `buffer`, with `padding` around it.
+    /// Floats from one row of a strip to the next.
+    pub(in crate::kernels) fn row(&self) -> usize {
+        self.run * self.runs.len()
+    }
+
+    /// Where the outputs of column 0 find each tap of a row.
+    pub(in crate::kernels) fn columns(&self) -> &[usize] {
+        &self.columns
+    }
+
+    /// Floats of the strip of any band: an odd number of cache lines, so that strips that follow
+    /// one another do not fall on the same sets of the cache.
+    pub(in crate::kernels) fn floats(&self) -> usize {
+        let Window { kernel: [kh, _], strides: [sh, _], dilations: [dh, _], .. } = self.window;
+        let rows = (self.band - 1) * sh + (kh - 1) * dh + 1;
+        let lines = (rows * self.row() + SLACK).div_ceil(16);
+        (lines | 1) * 16
+    }
+
+    /// Copies what band `i` sees of `image` into `strip`, [`StripPlan::floats`] long, with
+    /// `padding` around it.
     pub(in crate::kernels) fn fill<'a>(
         &'a self,
         image: &[f32],
         i: usize,
         padding: f32,
-        buffer: &'a mut AlignedF32,
+        strip: &'a mut [f32],
     ) -> Strip<'a> {
         let Window { kernel: [kh, _], strides: [sh, stride], dilations: [dh, _], pads } =
             self.window;
-        let [top, left, ..] = pads;
         let [height, width] = self.size;
         let out_rows = self.rows(i);
-        let row = self.run * self.remainders.len();
+        let row = self.row();
         let rows = (out_rows.len() - 1) * sh + (kh - 1) * dh + 1;
-        buffer.reserve(rows * row + SLACK);
-        for (y, line) in buffer.chunks_exact_mut(row).take(rows).enumerate() {
-            let y = (out_rows.start * sh + y).checked_sub(top).filter(|&y| y < height);
-            let Some(y) = y else {
-                line.fill(padding);
-                continue;
-            };
-            let source = &image[y * width..][..width];
-            for (&r, part) in self.remainders.iter().zip(line.chunks_exact_mut(self.run)) {
-                // Element q of this part is column q · stride + r - left of the image.
-                let skip = left.saturating_sub(r).div_ceil(stride).min(self.run);
-                let from = (skip * stride + r).saturating_sub(left).min(width);
-                let have = (width - from).div_ceil(stride).min(self.run - skip);
-                part[..skip].fill(padding);
-                part[skip + have..].fill(padding);
-                let to = &mut part[skip..skip + have];
-                match self.isa.kind() {
-                    _ if stride == 1 => to.copy_from_slice(&source[from..from + have]),
-                    Kind::Scalar => every(&source[from..], stride, to),
-                    #[cfg(target_arch = "x86_64")]
-                    // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-                    Kind::Avx2 => unsafe { avx2::every(&source[from..], stride, to) },
+        let first = out_rows.start * sh;
+        let lines = strip.chunks_exact_mut(row).take(rows).enumerate().map(|(y, to)| {
+            let y = (first + y).checked_sub(pads[0]).filter(|&y| y < height);
+            (y.map(|y| &image[y * width..][..width]), to)
+        });
+        match self.isa.kind() {
+            Kind::Scalar => {
+                for (from, to) in lines {
+                    let Some(from) = from else {
+                        to.fill(padding);
+                        continue;
+                    };
+                    for (run, to) in self.runs.iter().zip(to.chunks_exact_mut(self.run)) {
+                        line(&from[run.from..], stride, run, padding, to);
+                    }
                 }
             }
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
+            Kind::Avx2 => unsafe { avx2::fill(&self.runs, self.run, stride, padding, lines) },
         }
         Strip {
-            data: buffer,
+            data: strip,
             row,
             columns: &self.columns,
             taps: kh,
@@ -140,7 +200,11 @@ impl StripPlan {
     }
 }
 
-/// Copies every `stride`-th element of `from`, beginning with the first, to `to`.
-fn every(from: &[f32], stride: usize, to: &mut [f32]) {
-    to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(o, &v)| *o = v);
+/// Fills one run.
+fn line(from: &[f32], stride: usize, run: &Run, padding: f32, to: &mut [f32]) {
+    let (before, to) = to.split_at_mut(run.skip);
+    let (body, after) = to.split_at_mut(run.have);
+    before.fill(padding);
+    body.iter_mut().zip(from.iter().step_by(stride)).for_each(|(o, &v)| *o = v);
+    after.fill(padding);
 }

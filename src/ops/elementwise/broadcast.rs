@@ -17,7 +17,30 @@ pub(in crate::ops) fn spread<T: Send>(
     row: usize,
     work: impl Fn(usize, &mut [T]) + Sync,
 ) {
-    if out.len() < SPLIT_FROM {
+    let elements = out.len();
+    spread_erased(threads, out, row, elements, &work);
+}
+
+/// As [`spread`], where another number of elements tells how much there is to do.
+pub(in crate::ops) fn spread_work<T: Send>(
+    threads: &Threads,
+    out: &mut [T],
+    row: usize,
+    elements: usize,
+    work: impl Fn(usize, &mut [T]) + Sync,
+) {
+    spread_erased(threads, out, row, elements, &work);
+}
+
+/// Compiled once for each element type, not for each function.
+fn spread_erased<T: Send>(
+    threads: &Threads,
+    out: &mut [T],
+    row: usize,
+    elements: usize,
+    work: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
+    if elements < SPLIT_FROM {
         work(0, out);
     } else {
         threads.split_rows(out, row, work);

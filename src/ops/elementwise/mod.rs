@@ -11,7 +11,7 @@ mod select;
 mod unary;
 
 pub(super) use arithmetic::{ADD, DIV, MAX, MEAN, MIN, MOD, MUL, POW, PRELU, SUB, SUM};
-pub(super) use broadcast::{Broadcast, spread};
+pub(super) use broadcast::{Broadcast, spread, spread_work};
 pub(super) use compare::{AND, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, OR, XOR};
 pub(super) use float::Float;
 pub(super) use number::Number;
@@ -23,14 +23,33 @@ pub(super) use unary::{
     SIGMOID, SIGN, SIN, SINH, SOFTPLUS, SOFTSIGN, SQRT, TAN, TANH, THRESHOLDED_RELU,
 };
 
-use super::Infer;
+use super::{Infer, Io};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cast, for_number};
 
 /// Whether the dtype is computed with as f32.
 pub(super) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// Input 0 in memory that may be written; f16 and bf16 widened to f32.
+///
+/// # Errors
+/// If it is missing or of no number type.
+pub(super) fn writable(io: &mut Io<'_>) -> Result<Tensor> {
+    let mut x = io.take_tensor(0)?;
+    if is_half(x.dtype()) {
+        return cast(&x, DType::F32);
+    }
+    if x.is_unique() {
+        return Ok(x);
+    }
+    let mut copy = io.allocate(x.dtype(), x.shape().clone())?;
+    for_number!(x.dtype(), T => {
+        copy.as_mut_slice::<T>()?.copy_from_slice(x.as_slice::<T>()?);
+    }, _ => bail!(DType, "{} is not a number", x.dtype()));
+    Ok(copy)
 }
 
 /// # Errors

@@ -5,12 +5,12 @@ use std::fmt;
 use super::cases::unary as cases;
 use super::float::Float;
 use super::number::Number;
-use super::{fits, is_half, spread};
+use super::{fits, spread, writable};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
 use crate::ops::def::types::{FLOATS, NUMBERS};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, batch, cost};
-use crate::tensor::{DType, Tensor, cast, for_number};
+use crate::tensor::{DType, cast, for_number};
 
 /// A function of every element of a slice, in place.
 trait FloatMap: fmt::Debug + Send + Sync {
@@ -27,22 +27,6 @@ struct OfFloats<M>(M);
 
 #[derive(Debug)]
 struct OfNumbers<M>(M);
-
-/// The input in memory that may be written; f16 and bf16 widened to f32.
-fn writable(io: &mut Io<'_>) -> Result<Tensor> {
-    let mut x = io.take_tensor(0)?;
-    if is_half(x.dtype()) {
-        return cast(&x, DType::F32);
-    }
-    if x.is_unique() {
-        return Ok(x);
-    }
-    let mut copy = io.allocate(x.dtype(), x.shape().clone())?;
-    for_number!(x.dtype(), T => {
-        copy.as_mut_slice::<T>()?.copy_from_slice(x.as_slice::<T>()?);
-    }, _ => bail!(DType, "{} is not a number", x.dtype()));
-    Ok(copy)
-}
 
 impl<M: FloatMap> CpuKernel for OfFloats<M> {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {

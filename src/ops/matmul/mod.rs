@@ -218,9 +218,11 @@ mod tests {
         product_batch(&BatchQuery {
             node: &node,
             axes,
+            symbol: None,
             shapes: &shapes,
             output_shapes: &[None],
             ints: &ints,
+            symbol: None,
         })
     }
 

@@ -1,0 +1,93 @@
+//! Pipelines by name.
+
+#[cfg(feature = "control")]
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+
+#[cfg(feature = "control")]
+use crate::error::DrainError;
+#[cfg(feature = "control")]
+use crate::inbox::StageWaker;
+use crate::metrics::Stats;
+use crate::pipeline::StopReport;
+use crate::sync::{Arc, Weak};
+
+/// What can be done with a pipeline without knowing what it carries.
+pub(crate) trait Supervised: Send + Sync {
+    fn name(&self) -> &str;
+
+    fn stats(&self) -> Stats;
+
+    /// One handle per actor: its name, and what asks it to rebuild its stage.
+    #[cfg(feature = "control")]
+    fn actors(&self) -> Vec<(Arc<str>, StageWaker)>;
+
+    #[cfg(feature = "control")]
+    fn begin_drain(&self);
+
+    /// Ready once nothing is in flight.
+    #[cfg(feature = "control")]
+    fn poll_drained(&self, context: &Context<'_>) -> Poll<Result<(), DrainError>>;
+
+    /// What a drain says that ends now.
+    #[cfg(feature = "control")]
+    fn end_drain(&self) -> Result<(), DrainError>;
+
+    /// Asks every actor to end, and does not wait.
+    fn begin_stop(&self);
+
+    /// Ready once every actor thread has ended.
+    #[cfg(feature = "control")]
+    fn poll_stopped(&self, context: &Context<'_>) -> Poll<()>;
+
+    /// Stops, and waits for the threads until `deadline`.
+    fn stop(&self, deadline: Option<Instant>) -> StopReport;
+
+    fn stop_timeout(&self) -> Duration;
+}
+
+/// The pipelines of a system. Never holds one alive.
+#[derive(Default)]
+pub(crate) struct Registry(DashMap<String, Weak<dyn Supervised>>);
+
+impl Registry {
+    /// True if a pipeline of this name is alive.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<dyn Supervised>> {
+        // The guard is dropped before the handle that it may have revived is.
+        let weak = self.0.get(name).map(|entry| Weak::clone(&entry));
+        weak.and_then(|weak| weak.upgrade())
+    }
+
+    /// Enters a pipeline; false if its name is taken by one that is alive.
+    pub(crate) fn enter(&self, pipeline: &Arc<dyn Supervised>) -> bool {
+        match self.0.entry(pipeline.name().to_owned()) {
+            Entry::Occupied(mut taken) => {
+                let free = taken.get().strong_count() == 0;
+                if free {
+                    taken.insert(Arc::downgrade(pipeline));
+                }
+                free
+            }
+            Entry::Vacant(place) => {
+                place.insert(Arc::downgrade(pipeline));
+                true
+            }
+        }
+    }
+
+    /// The pipelines that are alive, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Supervised>> {
+        self.0.retain(|_, weak| weak.strong_count() > 0);
+        let weak: Vec<_> = self.0.iter().map(|entry| Weak::clone(&entry)).collect();
+        let mut alive: Vec<_> = weak.iter().filter_map(Weak::upgrade).collect();
+        alive.sort_by(|a, b| a.name().cmp(b.name()));
+        alive
+    }
+}

@@ -1,0 +1,196 @@
+//! `NAME=…` arguments, and inputs that become constants.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::error::{Error, Result, bail, err};
+use crate::graph::{Dim, Fact, Graph};
+use crate::import;
+use crate::tensor::{DType, Tensor, cast};
+
+/// A name and what is said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named<T> {
+    pub(super) name: String,
+    pub(super) value: T,
+}
+
+/// Splits at the last `=` that leaves something sensible: values hold no `=`, names may.
+fn split(text: &str) -> Result<(&str, &str)> {
+    match text.rsplit_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name, value)),
+        _ => Err(err!(Usage, "`{text}` is not of the form NAME=VALUE")),
+    }
+}
+
+impl FromStr for Named<String> {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        // A path may hold a `=`, so that the first one counts here.
+        match text.split_once('=') {
+            Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+                Ok(Self { name: name.to_owned(), value: value.to_owned() })
+            }
+            _ => Err(err!(Usage, "`{text}` is not of the form NAME=VALUE")),
+        }
+    }
+}
+
+/// A shape on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Extents(pub(super) Vec<usize>);
+
+impl FromStr for Named<Extents> {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, value) = match text.strip_suffix('=') {
+            Some(name) if !name.is_empty() => (name, ""),
+            _ => split(text)?,
+        };
+        let extent = |s: &str| {
+            s.trim().parse().map_err(|_| {
+                err!(Usage, "`{s}` in `{text}` is no extent; write a shape as in x=1,3,48,320")
+            })
+        };
+        let extents = match value {
+            "" => Vec::new(),
+            list => list.split(',').map(extent).collect::<Result<_>>()?,
+        };
+        Ok(Self { name: name.to_owned(), value: Extents(extents) })
+    }
+}
+
+/// A batch axis on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Axis(pub(super) Option<usize>);
+
+impl FromStr for Named<Axis> {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, value) = split(text)?;
+        let axis = match value {
+            "none" => None,
+            digits => Some(digits.parse().map_err(|_| {
+                err!(Usage, "`{value}` in `{text}` is no axis; write its number, or `none`")
+            })?),
+        };
+        Ok(Self { name: name.to_owned(), value: Axis(axis) })
+    }
+}
+
+/// Turns inputs into constants.
+pub(super) fn bind(graph: &mut Graph, bindings: &[Named<String>]) -> Result<()> {
+    for Named { name, value } in bindings {
+        let tensor = if value.ends_with(".npy") {
+            import::read_npy(Path::new(value))?
+        } else {
+            match graph.inputs().iter().find(|v| graph.value(**v).name == *name) {
+                Some(v) => literal(name, &graph.value(*v).fact, value)?,
+                // Binding anything says which names there are.
+                None => Tensor::scalar(0_i64),
+            }
+        };
+        graph.bind_input(name, tensor)?;
+    }
+    Ok(())
+}
+
+/// The tensor of one element that a literal stands for.
+fn literal(name: &str, fact: &Fact, text: &str) -> Result<Tensor> {
+    let Some(dtype) = fact.dtype else {
+        return Err(err!(Usage, "input `{name}` has no declared dtype, so `{text}` could be any")
+            .with_help("bind it to a .npy file"));
+    };
+    let extents = fact.shape.as_deref().unwrap_or_default().iter().map(Dim::as_extent);
+    let shape: Vec<usize> = extents.map(|n| n.unwrap_or(1)).collect();
+    if shape.iter().any(|n| *n != 1) {
+        return Err(err!(Usage, "input `{name}` is declared {fact}; `{text}` is one element")
+            .with_help("bind it to a .npy file"));
+    }
+    let wrong = || err!(Usage, "`{text}` is no {dtype}, as which input `{name}` is declared");
+    let tensor = match dtype {
+        DType::Bool => Tensor::scalar(match text {
+            "true" | "1" => true,
+            "false" | "0" => false,
+            _ => return Err(wrong()),
+        }),
+        DType::String => Tensor::from_strings([1], vec![text.to_owned()])?,
+        DType::U64 => Tensor::scalar(text.parse::<u64>().map_err(|_| wrong())?),
+        d if d.is_float() => {
+            let value: f64 = text.parse().map_err(|_| wrong())?;
+            cast(&Tensor::scalar(value), d)?
+        }
+        d => {
+            let value: i64 = text.parse().map_err(|_| wrong())?;
+            let tensor = cast(&Tensor::scalar(value), d)?;
+            if cast(&tensor, DType::I64)?.item::<i64>()? != value {
+                bail!(Usage, "`{text}` does not fit into {d}, as which input `{name}` is declared");
+            }
+            tensor
+        }
+    };
+    tensor.reshape(shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    fn fact(dtype: DType, shape: &[usize]) -> Fact {
+        Fact::concrete(dtype, shape)
+    }
+
+    #[test]
+    fn literals_take_the_dtype_and_shape_of_their_input() {
+        let get = |f: Fact, text| literal("x", &f, text);
+        assert_eq!(get(fact(DType::I64, &[]), "16000").unwrap(), Tensor::scalar(16_000_i64));
+        assert_eq!(get(fact(DType::U8, &[1, 1]), "7").unwrap().describe(), "u8[1,1]");
+        assert_eq!(get(fact(DType::F32, &[]), "0.5").unwrap(), Tensor::scalar(0.5_f32));
+        assert_eq!(get(fact(DType::Bool, &[1]), "true").unwrap().describe(), "bool[1]");
+        let symbolic = Fact::new(DType::I32, [Dim::symbol("N")]);
+        assert_eq!(get(symbolic, "-3").unwrap().describe(), "i32[1]");
+        for (f, text) in [
+            (fact(DType::U8, &[]), "256"),
+            (fact(DType::I64, &[]), "1.5"),
+            (fact(DType::I64, &[2]), "1"),
+            (fact(DType::Bool, &[]), "yes"),
+            (Fact::unknown(), "1"),
+        ] {
+            assert_eq!(get(f, text).unwrap_err().kind(), ErrorKind::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_may_hold_an_equals_sign_where_values_cannot() {
+        let shape: Named<Extents> = "a=b=1,2".parse().unwrap();
+        assert_eq!((shape.name.as_str(), shape.value.0), ("a=b", vec![1, 2]));
+        let scalar: Named<Extents> = "x=".parse().unwrap();
+        assert_eq!(scalar.value.0, Vec::<usize>::new());
+        let path: Named<String> = "x=a=b.npy".parse().unwrap();
+        assert_eq!((path.name.as_str(), path.value.as_str()), ("x", "a=b.npy"));
+        let axis: Named<Axis> = "h=none".parse().unwrap();
+        assert_eq!(axis.value, Axis(None));
+    }
+
+    #[test]
+    fn binding_checks_names_and_facts() {
+        let mut graph = Graph::new("g");
+        graph.add_input("x", fact(DType::F32, &[2])).unwrap();
+        let sr = graph.add_input("sr", fact(DType::I64, &[])).unwrap();
+        let named = |name: &str, value: &str| Named { name: name.into(), value: value.into() };
+        let unknown = bind(&mut graph, &[named("rate", "1")]).unwrap_err();
+        assert_eq!(unknown.kind(), ErrorKind::UnknownName);
+        assert!(unknown.to_string().contains("`sr`"), "{unknown}");
+        bind(&mut graph, &[named("sr", "8000")]).unwrap();
+        assert_eq!(graph.input_names().collect::<Vec<_>>(), ["x"]);
+        assert_eq!(graph.value(sr).constant, Some(Tensor::scalar(8000_i64)));
+        let shape = graph.bind_input("x", Tensor::new([3], vec![0_f32; 3]).unwrap()).unwrap_err();
+        assert_eq!(shape.kind(), ErrorKind::Shape);
+        let dtype = graph.bind_input("x", Tensor::of_i64(&[1, 2])).unwrap_err();
+        assert_eq!(dtype.kind(), ErrorKind::DType);
+    }
+}

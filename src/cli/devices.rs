@@ -1,0 +1,124 @@
+//! `brigade devices`: what there is to compute on.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use clap::Args as ClapArgs;
+use serde::Serialize;
+
+use super::console::Console;
+use super::failure::Outcome;
+use super::table::{bytes, table};
+use crate::device::{DeviceInfo, FAMILIES};
+use crate::kernels::{Isa, fma_gflops};
+use crate::registry::Registry;
+
+/// Arguments of `devices`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// Measure the peaks of one CPU thread: multiply-adds in registers, and reading memory
+    #[arg(long)]
+    measure: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    device: String,
+    summary: &'static str,
+    available: bool,
+    /// Why it cannot be used here, if so.
+    reason: Option<String>,
+    info: Option<DeviceInfo>,
+}
+
+/// The peaks of one thread.
+#[derive(Debug, Serialize)]
+struct Peaks {
+    /// The instruction set that kernels use.
+    isa: &'static str,
+    gflops: f64,
+    read_gb_per_s: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    devices: Vec<Row>,
+    measured: Option<Peaks>,
+}
+
+pub(super) fn run(args: &Args, console: &Console) -> Outcome {
+    let registry = Registry::default();
+    let mut devices = Vec::new();
+    for id in registry.devices() {
+        let summary = FAMILIES.iter().find(|f| f.kind == id.kind()).map_or("", |f| f.summary);
+        let (info, reason) = match registry.device(&id) {
+            Ok(device) => match device.probe() {
+                Ok(info) => (Some(info), None),
+                Err(why) => (None, Some(why.reason)),
+            },
+            Err(e) => (None, Some(e.message().to_owned())),
+        };
+        let available = info.is_some();
+        devices.push(Row { device: id.to_string(), summary, available, reason, info });
+    }
+    let measured = args.measure.then(measure);
+    let document = Document { devices, measured };
+    console.result(&document, &text(&document))
+}
+
+fn text(d: &Document) -> String {
+    let head = ["device", "lanes", "cores", "memory", "what"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for row in &d.devices {
+        rows.push(match (&row.info, &row.reason) {
+            (Some(i), _) => vec![
+                row.device.clone(),
+                i.lanes.to_string(),
+                i.cores.to_string(),
+                bytes(i.memory_bytes),
+                [&[i.name.clone()], &i.features[..]].concat().join(" "),
+            ],
+            (None, reason) => {
+                let reason = reason.as_deref().unwrap_or("no reason given");
+                let dash = || "-".to_owned();
+                vec![row.device.clone(), dash(), dash(), dash(), format!("unavailable: {reason}")]
+            }
+        });
+    }
+    let mut out = table(&rows);
+    for family in FAMILIES {
+        out += &format!("{}: {}\n", family.kind, family.summary);
+    }
+    if let Some(p) = &d.measured {
+        out += &format!(
+            "one CPU thread: {:.1} GFLOP/s multiply-add ({}), {:.1} GB/s reading memory\n",
+            p.gflops, p.isa, p.read_gb_per_s
+        );
+    }
+    out
+}
+
+fn measure() -> Peaks {
+    let isa = Isa::best();
+    Peaks { isa: isa.name(), gflops: fma_gflops(isa), read_gb_per_s: read_gb_per_s() }
+}
+
+/// GB/s of one thread that reads memory which no cache holds.
+fn read_gb_per_s() -> f64 {
+    const WORDS: usize = 32 << 20;
+    let data = vec![1_u64; WORDS];
+    let best = (0..5)
+        .map(|_| {
+            let start = Instant::now();
+            let sums = black_box(&data).chunks_exact(8).fold([0_u64; 8], |mut sums, c| {
+                for (s, v) in sums.iter_mut().zip(c) {
+                    *s = s.wrapping_add(*v);
+                }
+                sums
+            });
+            black_box(sums);
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min);
+    (WORDS * 8) as f64 / best / 1e9
+}

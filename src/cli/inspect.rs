@@ -1,0 +1,230 @@
+//! `brigade inspect`: what a model is made of.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use serde::Serialize;
+
+use super::console::Console;
+use super::failure::Outcome;
+use super::model;
+use super::table::{bytes, table};
+use crate::error::Result;
+use crate::graph::{Graph, ValueId};
+use crate::ops::{CompileOptions, MissingOp, infer_graph};
+use crate::registry::Registry;
+
+/// Arguments of `inspect`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// The model file
+    model: PathBuf,
+    /// List each node with the inferred dtype and shape of its outputs
+    #[arg(long)]
+    shapes: bool,
+    /// Show the graph as it is after the passes
+    #[arg(long)]
+    after_passes: bool,
+    /// Write the graph in Graphviz's DOT language
+    #[arg(long, value_name = "FILE")]
+    dot: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Port {
+    name: String,
+    fact: String,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeRow {
+    name: String,
+    op: String,
+    outputs: Vec<Port>,
+}
+
+#[derive(Debug, Serialize)]
+struct Missing {
+    op: String,
+    domain: String,
+    version: i64,
+    reason: String,
+    nodes: Vec<String>,
+}
+
+/// What the JSON document holds.
+#[derive(Debug, Serialize)]
+struct Document {
+    model: String,
+    name: String,
+    sha256: String,
+    after_passes: bool,
+    metadata: BTreeMap<String, String>,
+    opsets: BTreeMap<String, i64>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    nodes: usize,
+    ops: BTreeMap<String, usize>,
+    /// How many constants there are.
+    parameters: usize,
+    parameter_elements: u64,
+    parameter_bytes: u64,
+    /// Everything that cannot be run here.
+    cannot_run: Vec<Missing>,
+    /// Why shapes could not be inferred, if so.
+    inference: Option<String>,
+    shapes: Option<Vec<NodeRow>>,
+}
+
+pub(super) fn run(args: &Args, console: &Console) -> Outcome {
+    let mut graph = model::load(&args.model, console)?;
+    let registry = Registry::default();
+    let cannot_run = registry.ops().missing(&graph);
+    let mut inference = None;
+    if args.after_passes {
+        crate::passes::optimise(&mut graph, registry.ops(), &CompileOptions::default())?;
+    } else if args.shapes || args.dot.is_some() {
+        let mut inferred = graph.clone();
+        match infer_graph(&mut inferred, registry.ops()) {
+            Ok(_) => graph = inferred,
+            Err(e) => inference = Some(e.to_string()),
+        }
+    }
+    if let Some(path) = &args.dot {
+        model::write(path, &graph.to_dot(&|_| None))?;
+    }
+    let document = document(args, &graph, cannot_run, inference)?;
+    console.result(&document, &text(&document))
+}
+
+fn document(
+    args: &Args,
+    graph: &Graph,
+    cannot_run: Vec<MissingOp>,
+    inference: Option<String>,
+) -> Result<Document> {
+    let port = |v: &ValueId| {
+        let info = graph.value(*v);
+        Port { name: info.name.clone(), fact: info.fact.to_string() }
+    };
+    let (mut parameters, mut elements, mut size) = (0, 0, 0);
+    constants(graph, &mut |n, b| {
+        parameters += 1;
+        elements += n;
+        size += b;
+    });
+    let mut nodes = 0;
+    let ops = graph.op_counts();
+    nodes += ops.values().sum::<usize>();
+    let rows = || {
+        let row = |n: &crate::graph::Node| NodeRow {
+            name: n.name.clone(),
+            op: n.qualified_op(),
+            outputs: n.makes().map(|v| port(&v)).collect(),
+        };
+        graph.nodes().iter().map(row).collect()
+    };
+    let missing = |m: MissingOp| Missing {
+        domain: if m.domain.is_empty() { "ai.onnx".to_owned() } else { m.domain },
+        op: m.op,
+        version: m.version,
+        reason: m.reason,
+        nodes: m.nodes,
+    };
+    Ok(Document {
+        model: args.model.display().to_string(),
+        name: graph.name.clone(),
+        sha256: model::sha256(&args.model)?,
+        after_passes: args.after_passes,
+        metadata: graph.metadata.clone(),
+        opsets: graph.opsets.clone(),
+        inputs: graph.inputs().iter().map(port).collect(),
+        outputs: graph.outputs().iter().map(port).collect(),
+        nodes,
+        ops,
+        parameters,
+        parameter_elements: elements,
+        parameter_bytes: size,
+        cannot_run: cannot_run.into_iter().map(missing).collect(),
+        inference,
+        shapes: args.shapes.then(rows),
+    })
+}
+
+/// Elements and bytes of each constant, subgraphs included.
+fn constants(graph: &Graph, see: &mut dyn FnMut(u64, u64)) {
+    for tensor in graph.values().iter().filter_map(|v| v.constant.as_ref()) {
+        see(tensor.len() as u64, tensor.bytes() as u64);
+    }
+    for node in graph.nodes() {
+        for (_, sub) in node.subgraphs() {
+            constants(sub, see);
+        }
+    }
+}
+
+fn text(d: &Document) -> String {
+    let mut out = format!("{} (graph `{}`)\nsha256 {}\n", d.model, d.name, d.sha256);
+    if d.after_passes {
+        out += "after the passes\n";
+    }
+    for (domain, version) in &d.opsets {
+        let domain = if domain.is_empty() { "ai.onnx" } else { domain };
+        out += &format!("opset {domain} {version}\n");
+    }
+    for (key, value) in &d.metadata {
+        out += &format!("metadata {key} = {}\n", shorten(value));
+    }
+    for (what, ports) in [("input", &d.inputs), ("output", &d.outputs)] {
+        for p in ports {
+            out += &format!("{what} {}: {}\n", p.name, p.fact);
+        }
+    }
+    out += &format!(
+        "parameters {} with {} elements, {}\n",
+        d.parameters,
+        d.parameter_elements,
+        bytes(Some(d.parameter_bytes))
+    );
+    out += &format!("nodes {}\n", d.nodes);
+    let mut ops: Vec<_> = d.ops.iter().collect();
+    ops.sort_by_key(|(name, n)| (std::cmp::Reverse(**n), (*name).clone()));
+    let rows: Vec<Vec<String>> =
+        ops.iter().map(|(name, n)| vec![format!("  {name}"), n.to_string()]).collect();
+    out += &table(&rows);
+    if let Some(rows) = &d.shapes {
+        for n in rows {
+            let outputs: Vec<String> =
+                n.outputs.iter().map(|p| format!("{}: {}", p.name, p.fact)).collect();
+            out += &format!("{} ({}) → {}\n", n.name, n.op, outputs.join(", "));
+        }
+    }
+    if let Some(why) = &d.inference {
+        out += &format!("shapes could not be inferred: {why}\n");
+    }
+    if d.cannot_run.is_empty() {
+        out += "every operator can be run\n";
+    } else {
+        out += "cannot be run:\n";
+        for m in &d.cannot_run {
+            out += &format!(
+                "  {} (domain {}, version {}): {}; at {}\n",
+                m.op,
+                m.domain,
+                m.version,
+                m.reason,
+                m.nodes.join(", ")
+            );
+        }
+    }
+    out
+}
+
+/// The first line of a text, cut where it is long.
+fn shorten(text: &str) -> String {
+    const MOST: usize = 100;
+    let line = text.lines().next().unwrap_or_default();
+    let short: String = line.chars().take(MOST).collect();
+    if short.len() < text.len() { format!("{short}… ({} bytes)", text.len()) } else { short }
+}

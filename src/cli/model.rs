@@ -1,0 +1,50 @@
+//! Reading the model that a command line names.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::console::Console;
+use crate::error::{Result, err};
+use crate::graph::Graph;
+use crate::import::{self, Limits};
+
+/// Reads a model and tells what its import had to say.
+pub(super) fn load(path: &Path, console: &Console) -> Result<Graph> {
+    let imported = import::import(path, &Limits::default())?;
+    for notice in &imported.notices {
+        console.notice(&format!("notice: {notice}"));
+    }
+    Ok(imported.graph)
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+pub(super) fn sha256(path: &Path) -> Result<String> {
+    let hash = || -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let mut hasher = Sha256::new();
+        let mut buffer = vec![0_u8; 1 << 20];
+        loop {
+            let n = file.read(&mut buffer)?;
+            if n == 0 {
+                break;
+            }
+            hasher.update(&buffer[..n]);
+        }
+        let mut text = String::with_capacity(64);
+        for byte in hasher.finalize() {
+            let _ = write!(text, "{byte:02x}");
+        }
+        Ok(text)
+    };
+    hash().map_err(|e| err!(Io, "cannot read `{}`", path.display()).with_source(e))
+}
+
+/// Writes a file whole.
+pub(super) fn write(path: &Path, contents: &str) -> Result<()> {
+    std::fs::write(path, contents)
+        .map_err(|e| err!(Io, "cannot write `{}`", path.display()).with_source(e))
+}

@@ -1,0 +1,355 @@
+//! The flags that say how a model is placed, the same for every subcommand.
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::bind::{self, Axis, Extents, Named};
+use super::console::Console;
+use super::memory::Memory;
+use super::model;
+use crate::device::DeviceId;
+use crate::error::{Error, Result, bail, err};
+use crate::graph::{Graph, NodeId};
+use crate::ops::CompileOptions;
+use crate::ops::infer::bind_symbols;
+use crate::partition::{
+    DeviceMap, InFlight, Notice, Plan, PlanReport, Segmentation, computing_nodes,
+};
+use crate::pipeline::{HeteroExecutable, Pipeline, placement};
+use crate::registry::Registry;
+
+/// Where the nodes run, and how the pipeline runs.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Placement")]
+pub(super) struct Placing {
+    /// A plan file, or `auto`: balanced stages by analytic cost, one on each of min(2, cores) CPU
+    /// devices. Without a plan: one segment on `cpu`
+    #[arg(long, value_name = "FILE|auto", conflicts_with_all = ["stages", "device"])]
+    pub(super) plan: Option<String>,
+    /// Cut into K contiguous stages of about equal analytic cost, over the devices in turn
+    /// (`cpu:0` to `cpu:K-1` unless --device says others)
+    #[arg(long, value_name = "K", value_parser = positive)]
+    pub(super) stages: Option<usize>,
+    /// Devices, such as `cpu:0,cpu:1`. Without --stages: one stage on each
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
+    pub(super) device: Vec<DeviceId>,
+    /// Cut batches into micro-batches of at most N items
+    #[arg(long, value_name = "N")]
+    pub(super) micro_batch: Option<NonZeroUsize>,
+    /// How many items are in flight at most; `auto` is twice the longest chain of segments
+    #[arg(long, value_name = "auto|N")]
+    pub(super) in_flight: Option<Flight>,
+    /// Kernel threads of each segment: for all devices, or for one as in `cpu:0=2`
+    #[arg(long, value_name = "[DEVICE=]N")]
+    pub(super) threads: Vec<Threads>,
+    /// Turn an input into a constant before the passes: one element, or a `.npy` file
+    #[arg(long, value_name = "NAME=VALUE|PATH.npy")]
+    pub(super) bind: Vec<Named<String>>,
+    /// The shape that an input will have, for costs, memory and --generate
+    #[arg(long, value_name = "NAME=1,3,…")]
+    pub(super) shape: Vec<Named<Extents>>,
+    /// The axis of an input along which a batch is cut; `none`: every micro-batch gets all of it
+    #[arg(long, value_name = "NAME=AXIS|none")]
+    pub(super) batch_axis: Vec<Named<Axis>>,
+    /// Leave out a graph pass
+    #[arg(long, value_name = "NAME")]
+    pub(super) disable_pass: Vec<String>,
+}
+
+fn positive(text: &str) -> Result<usize> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err(err!(Usage, "it must be a number, at least 1")),
+    }
+}
+
+/// `auto` or a number of items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flight(pub(super) Option<usize>);
+
+impl FromStr for Flight {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self(None)),
+            digits => match digits.parse() {
+                Ok(n) if n > 0 => Ok(Self(Some(n))),
+                _ => Err(err!(Usage, "it must be `auto` or a number, at least 1")),
+            },
+        }
+    }
+}
+
+/// Kernel threads, of all devices or of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Threads {
+    device: Option<DeviceId>,
+    count: usize,
+}
+
+impl FromStr for Threads {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (device, count) = match text.split_once('=') {
+            Some((device, count)) => (Some(device.parse()?), count),
+            None => (None, text),
+        };
+        match count.parse() {
+            Ok(count) if count > 0 => Ok(Self { device, count }),
+            _ => Err(err!(Usage, "`{count}` is no number of threads, at least 1")),
+        }
+    }
+}
+
+/// A model, optimised and placed: what a pipeline and the sequential executor are made of.
+pub(super) struct Placed {
+    pub(super) graph: Graph,
+    pub(super) map: DeviceMap,
+    pub(super) registry: Registry,
+    options: CompileOptions,
+    threads: BTreeMap<DeviceId, usize>,
+    pub(super) micro_batch: Option<usize>,
+    pub(super) in_flight: Option<usize>,
+    pub(super) axes: BTreeMap<String, Option<usize>>,
+    /// Shapes that were given.
+    pub(super) shapes: BTreeMap<String, Vec<usize>>,
+    symbols: HashMap<String, i64>,
+    /// How the placement came about, in words.
+    pub(super) origin: String,
+}
+
+impl Placing {
+    /// Whether a placement was asked for.
+    pub(super) fn is_given(&self) -> bool {
+        self.plan.is_some() || self.stages.is_some() || !self.device.is_empty()
+    }
+
+    /// Reads a model and places it; tells what there is to notice.
+    pub(super) fn load(&self, path: &Path, console: &Console) -> Result<Placed> {
+        let graph = model::load(path, console)?;
+        let placed = self.place(graph, Some(path))?;
+        for notice in placed.notices() {
+            console.notice(&format!("notice: {notice}"));
+        }
+        Ok(placed)
+    }
+
+    fn options(&self) -> CompileOptions {
+        let mut options = CompileOptions {
+            disabled_passes: self.disable_pass.clone(),
+            ..CompileOptions::default()
+        };
+        if let Some(all) = self.threads.iter().rfind(|t| t.device.is_none()) {
+            options.threads = all.count;
+        }
+        options
+    }
+
+    /// Binds, optimises and places a graph; `path` is the file that it came from.
+    pub(super) fn place(&self, mut graph: Graph, path: Option<&Path>) -> Result<Placed> {
+        bind::bind(&mut graph, &self.bind)?;
+        let shapes = by_name("--shape", &graph, &self.shape, |s| s.0.clone())?;
+        let axes = by_name("--batch-axis", &graph, &self.batch_axis, |a| a.0)?;
+        let registry = Registry::default();
+        let options = self.options();
+        crate::passes::optimise(&mut graph, registry.ops(), &options)?;
+        let given: Vec<(&str, &[usize])> =
+            shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
+        let symbols = bind_symbols(&graph, &given)?;
+        let lookup = |s: &str| symbols.get(s).copied();
+        let balanced = |devices: &[DeviceId], stages: usize| {
+            placement::balanced(&graph, devices, stages, &registry, &lookup)
+        };
+        let mut plan = Plan::default();
+        let (map, origin) = match (self.plan.as_deref(), self.stages, self.device.as_slice()) {
+            (Some("auto"), ..) => {
+                let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+                let stages = cores.min(2).min(computing_nodes(&graph).len()).max(1);
+                let map = balanced(&cpus(stages), stages)?;
+                (map, format!("plan auto: {stages} balanced stages by analytic cost"))
+            }
+            (Some(file), ..) => {
+                plan = Plan::read(Path::new(file))?;
+                if !plan.replicas.is_empty() {
+                    bail!(Plan, "the plan `{file}` asks for replicas, which cannot be run yet");
+                }
+                let wanted = plan.model_sha256.is_some();
+                let hash = path.filter(|_| wanted).map(model::sha256).transpose()?;
+                (plan.resolve(&graph, hash.as_deref())?, format!("plan {file}"))
+            }
+            (None, Some(stages), devices) => {
+                let own = cpus(stages);
+                let devices = if devices.is_empty() { &own } else { devices };
+                (balanced(devices, stages)?, format!("{stages} balanced stages by analytic cost"))
+            }
+            (None, None, []) => {
+                (DeviceMap::single(DeviceId::cpu(0)), "no plan: one segment on cpu:0".to_owned())
+            }
+            (None, None, [one]) => {
+                (DeviceMap::single(one.clone()), format!("one segment on {one}"))
+            }
+            (None, None, devices) => {
+                let n = devices.len();
+                (balanced(devices, n)?, format!("{n} balanced stages by analytic cost"))
+            }
+        };
+        let mut threads: BTreeMap<DeviceId, usize> =
+            plan.threads.iter().map(|(d, n)| (d.clone(), *n as usize)).collect();
+        if self.threads.iter().any(|t| t.device.is_none()) {
+            threads.clear();
+        }
+        for t in &self.threads {
+            let Some(device) = &t.device else { continue };
+            if map.devices().all(|d| d != device) {
+                bail!(Usage, "--threads names `{device}`, but nothing is placed on it");
+            }
+            threads.insert(device.clone(), t.count);
+        }
+        let planned = match plan.in_flight {
+            Some(InFlight::Count(n)) => Some(n as usize),
+            _ => None,
+        };
+        Ok(Placed {
+            micro_batch: self
+                .micro_batch
+                .map(NonZeroUsize::get)
+                .or(plan.micro_batch.map(|n| n as usize)),
+            in_flight: self.in_flight.map_or(planned, |f| f.0),
+            graph,
+            map,
+            registry,
+            options,
+            threads,
+            axes,
+            shapes,
+            symbols,
+            origin,
+        })
+    }
+}
+
+fn cpus(count: usize) -> Vec<DeviceId> {
+    (0..count).map(|n| DeviceId::cpu(u32::try_from(n).unwrap_or(u32::MAX))).collect()
+}
+
+/// Arguments by the name of their input.
+fn by_name<T, U>(
+    flag: &str,
+    graph: &Graph,
+    given: &[Named<T>],
+    value: impl Fn(&T) -> U,
+) -> Result<BTreeMap<String, U>> {
+    let mut out = BTreeMap::new();
+    for named in given {
+        let name = &named.name;
+        if !graph.input_names().any(|n| n == name) {
+            let names: Vec<String> = graph.input_names().map(|n| format!("`{n}`")).collect();
+            return Err(err!(UnknownName, "{flag}: the model has no input `{name}`")
+                .with_help(format!("its inputs are {}", names.join(", "))));
+        }
+        if out.insert(name.clone(), value(&named.value)).is_some() {
+            bail!(Usage, "{flag} is given twice for input `{name}`");
+        }
+    }
+    Ok(out)
+}
+
+impl Placed {
+    pub(super) fn notices(&self) -> Vec<String> {
+        self.map.notices().iter().map(Notice::to_string).collect()
+    }
+
+    /// The extent of a symbol, if a shape tells it.
+    pub(super) fn symbol(&self, name: &str) -> Option<i64> {
+        self.symbols.get(name).copied()
+    }
+
+    /// Spawns the pipeline; records up to `trace` events per actor.
+    pub(super) fn pipeline(&self, trace: usize) -> Result<Pipeline> {
+        let mut builder = Pipeline::builder(self.graph.clone())
+            .registry(self.registry.clone())
+            .options(self.options.clone())
+            .placement(self.map.clone())
+            .trace(trace);
+        if let Some(n) = self.micro_batch {
+            builder = builder.micro_batch(n);
+        }
+        if let Some(n) = self.in_flight {
+            builder = builder.in_flight(n);
+        }
+        for (device, n) in &self.threads {
+            builder = builder.threads(device.clone(), *n);
+        }
+        for (input, axis) in &self.axes {
+            builder = builder.batch_axis(input.clone(), *axis);
+        }
+        builder.spawn()
+    }
+
+    /// The sequential executor of the same plan, without actors.
+    pub(super) fn sequential(&self) -> Result<HeteroExecutable> {
+        HeteroExecutable::prepare(
+            self.graph.clone(),
+            &self.map,
+            &self.registry,
+            self.options.clone(),
+            self.threads.clone(),
+        )
+    }
+
+    /// The segments.
+    pub(super) fn split(&self) -> Result<Segmentation> {
+        Segmentation::new(&self.graph, &self.map)
+    }
+
+    /// What the plan does, with costs.
+    pub(super) fn report(&self, split: &Segmentation) -> PlanReport {
+        let symbols = |s: &str| self.symbol(s);
+        let costs = placement::node_costs(&self.graph, &self.registry, &symbols);
+        let seconds = |id: NodeId| placement::seconds(costs[id.index()]);
+        PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
+    }
+
+    /// What memory it takes; run sequentially, one item is in flight.
+    pub(super) fn memory(&self, split: &Segmentation, sequential: bool) -> Memory {
+        let streaming = || self.in_flight.unwrap_or_else(|| 2 * longest_chain(split));
+        let in_flight = if sequential { 1 } else { streaming() };
+        Memory::estimate(&self.graph, split, in_flight, &|s| self.symbol(s))
+    }
+
+    /// The plan file.
+    pub(super) fn plan(&self, path: &Path) -> Result<Plan> {
+        let mut plan = Plan::from_map(&self.graph, &self.map)?;
+        plan.model_sha256 = Some(model::sha256(path)?);
+        plan.micro_batch = self.micro_batch.map(narrow).transpose()?;
+        plan.in_flight = Some(match self.in_flight {
+            Some(n) => InFlight::Count(narrow(n)?),
+            None => InFlight::Auto,
+        });
+        for device in self.map.devices() {
+            let n = self.threads.get(device).copied().unwrap_or(self.options.threads);
+            plan.threads.insert(device.clone(), narrow(n)?);
+        }
+        Ok(plan)
+    }
+}
+
+fn narrow(n: usize) -> Result<u32> {
+    u32::try_from(n).map_err(|_| err!(Usage, "{n} is more than a plan can say"))
+}
+
+/// How many segments the longest way through them has.
+fn longest_chain(split: &Segmentation) -> usize {
+    let mut length = vec![1_usize; split.segments().len()];
+    for s in 0..length.len() {
+        let before = split.edges().iter().filter(|e| e.to == s).map(|e| length[e.from] + 1);
+        length[s] = before.max().unwrap_or(1);
+    }
+    length.into_iter().max().unwrap_or(1)
+}

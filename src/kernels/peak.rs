@@ -1,0 +1,70 @@
+//! The arithmetic peak of one thread, measured.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use super::Isa;
+use super::isa::Kind;
+
+/// Accumulators that are in flight at once: more than latency times ports of present CPUs.
+const CHAINS: usize = 12;
+
+/// GFLOP/s of independent f32 multiply-adds in the registers of an instruction set, on one
+/// thread: what no kernel can pass. Takes some ten milliseconds.
+///
+/// ```
+/// use brigade::kernels::{Isa, fma_gflops};
+/// assert!(fma_gflops(Isa::best()) > 0.0);
+/// ```
+pub fn fma_gflops(isa: Isa) -> f64 {
+    const ROUNDS: usize = 400_000;
+    let best = (0..7)
+        .map(|_| {
+            let start = Instant::now();
+            let flops = run(isa, ROUNDS);
+            flops / start.elapsed().as_secs_f64().max(1e-9)
+        })
+        .fold(0.0, f64::max);
+    best / 1e9
+}
+
+/// Computes, and gives how many operations that were.
+fn run(isa: Isa, rounds: usize) -> f64 {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => {
+            // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
+            black_box(unsafe { avx2(rounds) });
+            (rounds * CHAINS * 8 * 2) as f64
+        }
+        Kind::Scalar => {
+            let (x, y) = (black_box(0.999_f32), black_box(1e-3_f32));
+            let mut acc = [1.0_f32; CHAINS];
+            for _ in 0..rounds {
+                for a in &mut acc {
+                    *a = *a * x + y;
+                }
+            }
+            black_box(acc);
+            (rounds * CHAINS * 2) as f64
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2(rounds: usize) -> f32 {
+    use std::arch::x86_64::*;
+    let (x, y) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(1e-3)));
+    let mut acc = [_mm256_set1_ps(1.0); CHAINS];
+    for _ in 0..rounds {
+        for a in &mut acc {
+            *a = _mm256_fmadd_ps(*a, x, y);
+        }
+    }
+    let mut sum = acc[0];
+    for a in &acc[1..] {
+        sum = _mm256_add_ps(sum, *a);
+    }
+    _mm256_cvtss_f32(sum)
+}

@@ -1,0 +1,168 @@
+//! `BatchNormalization`.
+
+use crate::error::{Result, bail};
+use crate::graph::Node;
+use crate::ops::case::{Case, as_dtype, counted, filled};
+use crate::ops::def::types::FLOATS;
+use crate::ops::elementwise::{Float, spread_work, writable};
+use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
+use crate::tensor::{DType, Tensor, cast};
+
+/// `(X - mean) / √(var + epsilon) * scale + B` for each channel, axis 1; inference only.
+pub(in crate::ops) static BATCH_NORMALIZATION: OpDef = OpDef {
+    name: "BatchNormalization",
+    domain: "",
+    since: 7,
+    attributes: &[
+        AttributeDef::optional("epsilon", AttributeKind::Float),
+        AttributeDef::optional("momentum", AttributeKind::Float),
+        AttributeDef::optional("spatial", AttributeKind::Int),
+        AttributeDef::optional("training_mode", AttributeKind::Int),
+    ],
+    inputs: &[
+        Port::required("X", FLOATS),
+        Port::required("scale", FLOATS),
+        Port::required("B", FLOATS),
+        Port::required("input_mean", FLOATS),
+        Port::required("input_var", FLOATS),
+    ],
+    outputs: &[
+        Port::required("Y", FLOATS),
+        Port::optional("running_mean", FLOATS),
+        Port::optional("running_var", FLOATS),
+        Port::optional("saved_mean", FLOATS),
+        Port::optional("saved_var", FLOATS),
+    ],
+    infer: |i| {
+        check(i.node)?;
+        i.set(0, i.dtype(0), i.shape(0));
+        Ok(())
+    },
+    batch: batch::leading,
+    cost: |q| cost::Cost { flops: 4.0 * q.output_elements(), bytes: q.bytes() },
+    prepare: |p| {
+        check(p.node)?;
+        Ok(Box::new(BatchNorm { epsilon: p.node.float_or("epsilon", 1e-5)?.into() }))
+    },
+    cases,
+};
+
+fn check(node: &Node) -> Result<()> {
+    if node.int_or("training_mode", 0)? != 0 {
+        bail!(Unsupported, "attribute `training_mode` is 1; only inference is implemented");
+    }
+    if node.int_or("spatial", 1)? != 1 {
+        bail!(Unsupported, "attribute `spatial` is 0; only statistics by channel are implemented");
+    }
+    if node.outputs.iter().skip(1).any(Option::is_some) {
+        bail!(Unsupported, "the outputs after the first are of training, which is not implemented");
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct BatchNorm {
+    epsilon: f64,
+}
+
+impl CpuKernel for BatchNorm {
+    fn run(&self, io: &mut Io<'_>) -> Result<()> {
+        let x = io.tensor(0)?;
+        let (dtype, rank) = (x.dtype(), x.rank());
+        if rank < 2 {
+            bail!(Shape, "X needs a batch and a channel axis, got {}", x.describe());
+        }
+        let channels = x.shape()[1];
+        let inner: usize = x.shape()[2..].iter().product();
+        let mut parameters: [Vec<f64>; 4] = Default::default();
+        for (k, p) in parameters.iter_mut().enumerate() {
+            let t = io.tensor(k + 1)?;
+            if t.len() != channels {
+                let name = ["scale", "B", "input_mean", "input_var"][k];
+                bail!(Shape, "X has {channels} channels, but `{name}` is {}", t.describe());
+            }
+            *p = cast(t, DType::F64)?.as_slice::<f64>()?.to_vec();
+        }
+        let mut x = writable(io)?;
+        match x.dtype() {
+            DType::F32 => self.apply::<f32>(io, &mut x, &parameters, inner)?,
+            DType::F64 => self.apply::<f64>(io, &mut x, &parameters, inner)?,
+            other => bail!(DType, "expected floats, got {other}"),
+        }
+        io.emit(cast(&x, dtype)?);
+        Ok(())
+    }
+}
+
+impl BatchNorm {
+    fn apply<T: Float>(
+        &self,
+        io: &Io<'_>,
+        x: &mut Tensor,
+        [scale, bias, mean, var]: &[Vec<f64>; 4],
+        inner: usize,
+    ) -> Result<()> {
+        let narrow = |v: &[f64]| v.iter().map(|v| T::narrow(*v)).collect::<Vec<T>>();
+        let factors: Vec<f64> =
+            scale.iter().zip(var).map(|(s, v)| s / (v + self.epsilon).sqrt()).collect();
+        let (factors, bias, mean) = (narrow(&factors), narrow(bias), narrow(mean));
+        let channels = mean.len();
+        let xs = x.as_mut_slice::<T>()?;
+        if xs.is_empty() {
+            return Ok(());
+        }
+        let work = xs.len();
+        if inner == 1 {
+            spread_work(io.threads(), xs, channels, work, |_, xs| {
+                for row in xs.chunks_exact_mut(channels) {
+                    for (((x, &m), &f), &b) in row.iter_mut().zip(&mean).zip(&factors).zip(&bias) {
+                        *x = x.minus(m).times(f).plus(b);
+                    }
+                }
+            });
+        } else {
+            spread_work(io.threads(), xs, inner, work, |first, xs| {
+                for (r, row) in xs.chunks_exact_mut(inner).enumerate() {
+                    let c = (first + r) % channels;
+                    let (m, f, b) = (mean[c], factors[c], bias[c]);
+                    for x in row {
+                        *x = x.minus(m).times(f).plus(b);
+                    }
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let with = |case: Case, x: Tensor, dtype: DType| {
+        case.input(x)
+            .constant(as_dtype(&filled(&[2], &[1f32, 1.5]), dtype))
+            .constant(as_dtype(&filled(&[2], &[0f32, 1.]), dtype))
+            .constant(as_dtype(&filled(&[2], &[0f32, 3.]), dtype))
+            .constant(as_dtype(&filled(&[2], &[1f32, 1.5]), dtype))
+    };
+    let new = |name: &str| Case::new("BatchNormalization", 15, name);
+    // By numpy in double precision.
+    let y = filled(&[1, 2, 1, 3], &[-0.999_995f32, 0., 0.999_995, -0.224_740_8, 1., 2.224_740_8]);
+    let x = filled(&[1, 2, 1, 3], &[-1f32, 0., 1., 2., 3., 4.]);
+    vec![
+        with(new("images"), x.clone(), DType::F32).output(y.clone()).close(1e-6, 5e-7),
+        with(new("f64"), as_dtype(&x, DType::F64), DType::F64)
+            .output(as_dtype(&y, DType::F64))
+            .close(1e-6, 0.0),
+        with(new("f16"), as_dtype(&x, DType::F16), DType::F16)
+            .output(as_dtype(&y, DType::F16))
+            .close(1e-3, 1e-3),
+        with(new("rows, with epsilon").attr("epsilon", 0.5f32), counted(&[2, 2]), DType::F32)
+            .output(filled(&[2, 2], &[0f32, -1.121_320_3, 1.632_993_2, 1.]))
+            .close(1e-6, 5e-7),
+        with(
+            Case::new("BatchNormalization", 9, "empty"),
+            filled::<f32>(&[0, 2, 3], &[]),
+            DType::F32,
+        )
+        .output(filled::<f32>(&[0, 2, 3], &[])),
+    ]
+}

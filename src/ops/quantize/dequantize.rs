@@ -1,0 +1,144 @@
+//! `DequantizeLinear`.
+
+use super::{Layout, Runs};
+use crate::error::{Result, bail};
+use crate::ops::case::{Case, as_dtype, filled};
+use crate::ops::elementwise::{is_half, spread};
+use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
+use crate::tensor::{DType, Element, Tensor, cast, for_dtypes};
+
+const INPUT: &[DType] = &[DType::U8, DType::I8, DType::U16, DType::I16, DType::I32];
+const SCALE: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+
+/// `(x - zero_point) * scale`, of the scale's dtype.
+pub(in crate::ops) static DEQUANTIZE_LINEAR: OpDef = OpDef {
+    name: "DequantizeLinear",
+    domain: "",
+    since: 10,
+    attributes: &[
+        AttributeDef::optional("axis", AttributeKind::Int),
+        AttributeDef::optional("block_size", AttributeKind::Int),
+    ],
+    inputs: &[
+        Port::required("x", INPUT),
+        Port::required("x_scale", SCALE),
+        Port::optional("x_zero_point", INPUT),
+    ],
+    outputs: &[Port::required("y", SCALE)],
+    infer: |i| {
+        i.set(0, i.dtype(1), i.shape(0));
+        Ok(())
+    },
+    batch: |q| Layout::of(q.node).map_err(|e| e.to_string())?.batch(q),
+    cost: |q| cost::Cost { flops: 2.0 * q.output_elements(), bytes: q.bytes() },
+    prepare: |p| Ok(Box::new(Dequantize { layout: Layout::of(p.node)? })),
+    cases,
+};
+
+#[derive(Debug)]
+struct Dequantize {
+    layout: Layout,
+}
+
+impl CpuKernel for Dequantize {
+    fn run(&self, io: &mut Io<'_>) -> Result<()> {
+        let (x, scale, zero) = (io.tensor(0)?, io.tensor(1)?, io.optional(2)?);
+        if let Some(zero) = zero
+            && zero.dtype() != x.dtype()
+        {
+            bail!(DType, "x is {}, its zero point {}", x.dtype(), zero.dtype());
+        }
+        let runs = self.layout.runs(x.shape(), scale.shape(), zero.map(Tensor::shape))?;
+        let scales = scale.to_f32s()?;
+        let zeros = match zero {
+            Some(zero) => zero.to_i64s()?,
+            None => vec![0; scales.len()],
+        };
+        let mut y = io.allocate(DType::F32, x.shape().clone())?;
+        let to = y.as_mut_slice::<f32>()?;
+        for_dtypes!(x.dtype(), Q, {
+            apply::<Q>(io, runs, x.as_slice::<Q>()?, &scales, &zeros, to);
+        }, bail!(DType, "{} is not a quantised dtype", x.dtype()),
+            U8 u8, I8 i8, U16 u16, I16 i16, I32 i32);
+        let dtype = scale.dtype();
+        io.emit(if is_half(dtype) { cast(&y, dtype)? } else { y });
+        Ok(())
+    }
+}
+
+fn apply<Q: Element + Into<i64>>(
+    io: &Io<'_>,
+    runs: Runs,
+    xs: &[Q],
+    scales: &[f32],
+    zeros: &[i64],
+    out: &mut [f32],
+) {
+    let run = |xs: &[Q], out: &mut [f32], k: usize| {
+        let scale = scales[k];
+        // 16 bits and less are exact in f32; of 32 bits the difference is taken first.
+        if Q::DTYPE == DType::I32 {
+            for (o, &x) in out.iter_mut().zip(xs) {
+                *o = (x.into() - zeros[k]) as f32 * scale;
+            }
+        } else {
+            let zero = zeros[k] as i32;
+            for (o, &x) in out.iter_mut().zip(xs) {
+                *o = (x.into() as i32 - zero) as f32 * scale;
+            }
+        }
+    };
+    match runs {
+        Runs::Whole => spread(io.threads(), out, 1, |first, out| run(&xs[first..], out, 0)),
+        Runs::Axis { run: length, count } if length > 0 && count > 0 => {
+            spread(io.threads(), out, length, |first, out| {
+                for (r, out) in out.chunks_exact_mut(length).enumerate() {
+                    run(&xs[(first + r) * length..], out, (first + r) % count);
+                }
+            });
+        }
+        _ => runs.each(xs.len(), |at, n, k| run(&xs[at..at + n], &mut out[at..at + n], k)),
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let new = |version: i64, name: &str| Case::new("DequantizeLinear", version, name);
+    vec![
+        new(10, "u8")
+            .input(filled(&[4], &[0u8, 3, 128, 255]))
+            .constant(Tensor::scalar(2f32))
+            .constant(Tensor::scalar(128u8))
+            .output(filled(&[4], &[-256f32, -250., 0., 254.])),
+        new(13, "each channel")
+            .input(filled(&[1, 2, 2], &[3i8, -4, 3, -4]))
+            .constant(filled(&[2], &[2f32, 0.5]))
+            .constant(filled(&[2], &[1i8, -2]))
+            .output(filled(&[1, 2, 2], &[4f32, -10., 2.5, -1.])),
+        new(13, "i32 of a bias, first axis")
+            .attr("axis", 0i64)
+            .input(filled(&[2], &[i32::MAX, -7]))
+            .constant(filled(&[2], &[0.5f32, 3.]))
+            .output(filled(&[2], &[1_073_741_824f32, -21.])),
+        new(21, "u16")
+            .input(filled(&[2], &[65535u16, 0]))
+            .constant(filled(&[1], &[0.25f32]))
+            .constant(filled(&[1], &[32767u16]))
+            .output(filled(&[2], &[8192f32, -8191.75])),
+        new(21, "blocks along the first axis")
+            .attr("axis", 0i64)
+            .attr("block_size", 2i64)
+            .input(filled(&[3, 2], &[1i8, 2, 3, 4, 5, 6]))
+            .constant(filled(&[2, 2], &[1f32, 10., 100., 1000.]))
+            .constant(filled(&[2, 2], &[0i8, 1, 2, 3]))
+            .output(filled(&[3, 2], &[1f32, 10., 3., 30., 300., 3000.])),
+        new(19, "f16 scale")
+            .input(filled(&[2], &[1u8, 5]))
+            .constant(as_dtype(&Tensor::scalar(0.5f32), DType::F16))
+            .constant(Tensor::scalar(3u8))
+            .output(as_dtype(&filled(&[2], &[-1f32, 1.]), DType::F16)),
+        new(13, "empty")
+            .input(filled::<u8>(&[0, 2], &[]))
+            .constant(filled(&[2], &[1f32, 2.]))
+            .output(filled::<f32>(&[0, 2], &[])),
+    ]
+}

@@ -1,0 +1,9 @@
+//! The real models of `tests/models`: every case, sequentially and streamed.
+//!
+//! The models lie in the folder that `BRIGADE_MODELS` names (`scripts/fetch-models` brings them).
+//! Without them these tests say so and pass, unless `BRIGADE_REQUIRE_MODELS=1`.
+
+mod cases;
+mod cuts;
+mod models;
+mod ocr;

@@ -1,0 +1,402 @@
+//! The program, run as its users run it.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use brigade::import::{read_npy, write_npy};
+use brigade::{DType, Tensor};
+use serde_json::Value;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn digits(file: &str) -> PathBuf {
+    Path::new(ROOT).join("examples/digits").join(file)
+}
+
+fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(arguments);
+    command
+}
+
+fn brigade<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The JSON document on standard output, which holds nothing else.
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+}
+
+/// Splits a command line with `{name}` for paths.
+fn words(line: &str, paths: &[(&str, &Path)]) -> Vec<String> {
+    line.split_whitespace()
+        .map(|w| {
+            paths.iter().fold(w.to_owned(), |w, (name, path)| {
+                w.replace(&format!("{{{name}}}"), path.to_str().unwrap())
+            })
+        })
+        .collect()
+}
+
+/// Images `from..from + count` of the demo as its model takes them.
+fn images(from: usize, count: usize) -> Tensor {
+    let all = read_npy(digits("images.npy")).unwrap();
+    let pixels: Vec<f32> = all.as_slice::<u8>().unwrap().iter().map(|p| f32::from(*p)).collect();
+    Tensor::new(all.shape().clone(), pixels).unwrap().rows(from, count).unwrap()
+}
+
+fn probabilities(from: usize, count: usize) -> Tensor {
+    read_npy(digits("probabilities.npy")).unwrap().rows(from, count).unwrap()
+}
+
+fn assert_close(got: &Tensor, want: &Tensor) {
+    assert_eq!(got.describe(), want.describe());
+    let (g, w) = (got.as_slice::<f32>().unwrap(), want.as_slice::<f32>().unwrap());
+    for (g, w) in g.iter().zip(w) {
+        assert!((g - w).abs() <= 1e-4, "{g} for {w}");
+    }
+}
+
+/// A case folder that expects `want` of `count` images.
+fn case(folder: &Path, name: &str, from: usize, count: usize, want: &Tensor) {
+    let folder = folder.join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    write_npy(folder.join("image.npy"), &images(from, count)).unwrap();
+    write_npy(folder.join("probabilities.npy"), want).unwrap();
+    let document = serde_json::json!({
+        "case": name, "kind": "call",
+        "inputs": [{"name": "image", "file": "image.npy"}],
+        "outputs": [{"name": "probabilities", "file": "probabilities.npy",
+                     "atol": 1e-4, "rtol": 0.0}],
+    });
+    std::fs::write(folder.join("case.json"), document.to_string()).unwrap();
+}
+
+#[test]
+fn run_streams_a_folder_and_writes_what_the_reference_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    let (items, out) = (folder.path().join("items"), folder.path().join("out"));
+    std::fs::create_dir(&items).unwrap();
+    for i in 0..12 {
+        write_npy(items.join(format!("image {i:02}.npy")), &images(i, 1)).unwrap();
+    }
+    let trace = folder.path().join("trace.json");
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 4] = [("m", &model), ("i", &items), ("o", &out), ("t", &trace)];
+    let output = brigade(&words(
+        "run {m} --input {i} --output {o} --stages 2 --in-flight 3 --compare --trace {t} --json",
+        &paths,
+    ));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!(document["items"], 12);
+    assert_eq!(document["bit_equal"], true);
+    assert_eq!(document["in_flight"], 3);
+    assert_eq!(document["placement"]["segments"].as_array().unwrap().len(), 2);
+    let actors = document["pipeline"]["actors"].as_array().unwrap();
+    assert_eq!(actors.len(), 2);
+    assert!(document["pipeline"]["bound"].as_f64().unwrap() > 0.0);
+    for i in 0..12 {
+        let path = out.join(format!("image%20{i:02}.probabilities.npy"));
+        assert_close(&read_npy(path).unwrap(), &probabilities(i, 1));
+    }
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let firings = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X");
+    // Two segments, twelve items.
+    assert_eq!(firings.count(), 24);
+}
+
+#[test]
+fn run_cuts_a_batch_into_micro_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let (batch, out) = (folder.path().join("batch.npy"), folder.path().join("out"));
+    write_npy(&batch, &images(20, 10)).unwrap();
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 3] = [("m", &model), ("b", &batch), ("o", &out)];
+    for flags in ["--stages 2 --compare", "--sequential", ""] {
+        let line =
+            format!("run {{m}} --input image={{b}} --output {{o}} --npz --micro-batch 4 {flags}");
+        let output = brigade(&words(&line, &paths));
+        assert!(output.status.success(), "{flags}: {}", text(&output.stderr));
+        let arrays = brigade::import::read_npz(out.join("batch.npz")).unwrap();
+        assert_eq!(arrays[0].0, "probabilities");
+        assert_close(&arrays[0].1, &probabilities(20, 10));
+    }
+}
+
+#[test]
+fn a_bad_item_is_named_and_the_others_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (items, out) = (folder.path().join("items"), folder.path().join("out"));
+    std::fs::create_dir(&items).unwrap();
+    write_npy(items.join("a.npy"), &images(0, 1)).unwrap();
+    write_npy(items.join("b.npy"), &Tensor::zeros(DType::F32, [1, 3, 8, 8]).unwrap()).unwrap();
+    std::fs::write(items.join("c.npy"), b"\x93NUMPY cut short").unwrap();
+    write_npy(items.join("d.npy"), &images(1, 1)).unwrap();
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 3] = [("m", &model), ("i", &items), ("o", &out)];
+    for flags in ["--stages 2", "--sequential"] {
+        let line = format!("run {{m}} --input {{i}} --output {{o}} --json {flags}");
+        let output = brigade(&words(&line, &paths));
+        assert_eq!(output.status.code(), Some(1));
+        let document = json(&output);
+        let failed: Vec<&str> = document["failed"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|f| f["item"].as_str().unwrap())
+            .collect();
+        assert_eq!(failed, ["b", "c"], "{flags}");
+        let errors = text(&output.stderr);
+        assert!(errors.contains("item `b`") && errors.contains("[1,3,8,8]"), "{errors}");
+        for (stem, at) in [("a", 0), ("d", 1)] {
+            let path = out.join(format!("{stem}.probabilities.npy"));
+            assert_close(&read_npy(path).unwrap(), &probabilities(at, 1));
+        }
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+#[test]
+fn run_makes_items_up() {
+    let model = digits("digits.onnx");
+    let line = "run {m} --generate 4 --seed 3 --shape image=2,1,8,8 --device cpu:1 --json";
+    let output = brigade(&words(line, &[("m", &model)]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!((&document["items"], &document["failed"]), (&4.into(), &Value::Array(vec![])));
+    assert_eq!(document["placement"]["segments"][0]["device"], "cpu:1");
+}
+
+#[test]
+fn check_passes_sequentially_and_streamed() {
+    let folder = tempfile::tempdir().unwrap();
+    case(folder.path(), "five", 0, 5, &probabilities(0, 5));
+    case(folder.path(), "one", 40, 1, &probabilities(40, 1));
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 2] = [("m", &model), ("c", folder.path())];
+    let output = brigade(&words("check {m} --cases {c} --json", &paths));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!((&document["passed"], &document["streamed"]), (&2.into(), &false.into()));
+    assert_eq!(document["cases"][1]["case"], "one");
+    assert_eq!(document["cases"][1]["output"], "probabilities");
+
+    let line =
+        "check {m} --cases {c} --stages 3 --device cpu:0,cpu:1 --in-flight 4 --repeat 6 --json";
+    let output = brigade(&words(line, &paths));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!((&document["passed"], &document["streamed"]), (&2.into(), &true.into()));
+    let output = brigade(&words("check {m} --cases {c} --repeat 2", &paths));
+    assert!(text(&output.stdout).contains("2 passed, 0 failed, 0 refused"));
+}
+
+#[test]
+fn check_fails_where_an_output_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    case(folder.path(), "good", 0, 2, &probabilities(0, 2));
+    case(folder.path(), "wrong", 0, 2, &probabilities(2, 2));
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 2] = [("m", &model), ("c", folder.path())];
+    let output = brigade(&words("check {m} --cases {c} --stages 2 --json", &paths));
+    assert_eq!(output.status.code(), Some(1));
+    let document = json(&output);
+    assert_eq!((&document["passed"], &document["failed"]), (&1.into(), &1.into()));
+    let wrong = &document["cases"][1];
+    assert_eq!(wrong["status"], "failed");
+    assert!(wrong["max_abs"].as_f64().unwrap() > wrong["allowed"].as_f64().unwrap());
+    // The plan computes what the unsplit graph computes: no node is to blame.
+    assert_eq!(wrong["first_bad_node"], Value::Null);
+}
+
+#[test]
+fn check_refuses_what_it_cannot_run_and_lists_all_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = folder.path().join("cases");
+    case(&cases, "one", 0, 1, &probabilities(0, 1));
+    let mut bytes = std::fs::read(digits("digits.onnx")).unwrap();
+    for (from, to) in [(b"Relu", b"Rexu"), (b"Gemm", b"Gexm")] {
+        while let Some(at) = bytes.windows(4).position(|w| w == from) {
+            bytes[at..at + 4].copy_from_slice(to);
+        }
+    }
+    let unknown = folder.path().join("unknown.onnx");
+    std::fs::write(&unknown, &bytes).unwrap();
+    let corrupt = folder.path().join("corrupt.onnx");
+    std::fs::write(&corrupt, &bytes[..bytes.len() / 2]).unwrap();
+    for (model, parts) in [(&unknown, &["Rexu", "Gexm"][..]), (&corrupt, &["corrupt.onnx"])] {
+        let paths: [(&str, &Path); 2] = [("m", model), ("c", &cases)];
+        let output = brigade(&words("check {m} --cases {c} --stages 2 --json", &paths));
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(json(&output)["refused"], 1);
+        for part in parts {
+            assert!(text(&output.stderr).contains(part), "{}", text(&output.stderr));
+        }
+    }
+    let output = brigade(&words("inspect {m} --json", &[("m", &unknown)]));
+    assert!(output.status.success());
+    let missing = json(&output)["cannot_run"].as_array().unwrap().len();
+    assert_eq!(missing, 2);
+}
+
+#[test]
+fn a_plan_file_places_as_it_was_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, dot) = (folder.path().join("plan.json"), folder.path().join("g.dot"));
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 3] = [("m", &model), ("p", &plan), ("d", &dot)];
+    let line = "plan {m} --stages 2 --device cpu:3,cpu:5 --micro-batch 8 --in-flight 6 \
+                --threads cpu:5=2 --shape image=8,1,8,8 --output {p} --dot {d} --json";
+    let output = brigade(&words(line, &paths));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let planned = json(&output);
+    let segments = planned["report"]["segments"].as_array().unwrap();
+    let devices: Vec<&str> = segments.iter().map(|s| s["device"].as_str().unwrap()).collect();
+    assert_eq!(devices, ["cpu:3", "cpu:5"]);
+    assert_eq!(planned["report"]["boundaries"][0]["bytes"], 8 * 32 * 8 * 8 * 4);
+    assert!(planned["memory"]["total_bytes"].as_u64().unwrap() > 0);
+    assert!(std::fs::read_to_string(&dot).unwrap().contains("cpu:5 (segment 1)"));
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(&plan).unwrap()).unwrap();
+    assert_eq!((&file["micro_batch"], &file["in_flight"]), (&8.into(), &6.into()));
+    assert_eq!(file["threads"]["cpu:5"], 2);
+    assert_eq!(file["model_sha256"].as_str().unwrap().len(), 64);
+
+    let output = brigade(&words("plan {m} --plan {p} --json", &paths));
+    let again = json(&output);
+    for (a, b) in segments.iter().zip(again["report"]["segments"].as_array().unwrap()) {
+        assert_eq!(
+            (&a["device"], &a["first"], &a["last"]),
+            (&b["device"], &b["first"], &b["last"])
+        );
+    }
+    assert_eq!(again["memory"]["in_flight"], 6);
+
+    let other = folder.path().join("other.json");
+    let text_of = std::fs::read_to_string(&plan).unwrap();
+    let hash = file["model_sha256"].as_str().unwrap();
+    std::fs::write(&other, text_of.replace(hash, &"0".repeat(64))).unwrap();
+    let output = brigade(&words("plan {m} --plan {o}", &[("m", &model), ("o", &other)]));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("SHA-256"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn failures_name_the_users_thing_and_have_their_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = digits("digits.onnx");
+    let item = folder.path().join("x.npy");
+    write_npy(&item, &images(0, 1)).unwrap();
+    let page = folder.path().join("page.onnx");
+    std::fs::write(&page, "<!DOCTYPE html><html></html>").unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let plan = folder.path().join("plan.json");
+    std::fs::write(&plan, r#"{"schema":1,"rules":[{"match":"op:Conv","device":"cpu:0"}]}"#)
+        .unwrap();
+    let paths: [(&str, &Path); 5] =
+        [("m", &model), ("x", &item), ("page", &page), ("e", &empty), ("p", &plan)];
+    for (line, code, part) in [
+        ("run {m} --input picture={x}", 2, "`picture`"),
+        ("run {m} --input no/such.npy", 1, "no/such.npy"),
+        ("run {m} --input {e}", 1, "holds no .npy"),
+        ("run no/such.onnx --input {x}", 1, "no/such.onnx"),
+        ("run {page} --input {x}", 1, "HTML"),
+        ("run {m} --generate 2", 2, "--shape"),
+        ("run {m} --generate 2 --shape image=1,2", 1, "`image`"),
+        ("run {m} --generate 2 --shape picture=1,2", 2, "`picture`"),
+        ("run {m} --input {x} --device tpu:0", 1, "`tpu:0`"),
+        ("run {m} --input {x} --device TPU", 2, "TPU"),
+        ("run {m} --input {x} --stages 99", 1, "99"),
+        ("run {m} --input {x} --stages 2 --plan {p}", 2, "--plan"),
+        ("run {m} --input {x} --plan {p}", 1, "default_device"),
+        ("run {m} --input {x} --plan no/plan.json", 1, "no/plan.json"),
+        ("run {m} --input {x} --disable-pass nothing", 2, "`nothing`"),
+        ("run {m} --input {x} --threads cpu:7=2", 2, "`cpu:7"),
+        ("run {m} --input {x} --batch-axis image=0", 2, "--micro-batch"),
+        ("run {m} --input {x} --bind image=3", 2, "`image`"),
+        ("run {m} --input {x} --bind other=3", 2, "`other`"),
+        ("run {m} --input {x} --no-such-flag", 2, "--no-such-flag"),
+        ("check {m} --cases {e}", 1, "holds no case"),
+        ("inspect {x}", 1, "numpy array"),
+        ("demo --stages 0", 2, "--stages"),
+    ] {
+        let output = brigade(&words(line, &paths));
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(part), "{line}: {errors}");
+        assert!(errors.contains("error: "), "{line}: {errors}");
+        assert!(!errors.contains("panicked"), "{line}: {errors}");
+    }
+    let output = brigade(&words("run {page} --input {x} --json", &paths));
+    assert_eq!(json(&output)["error"]["kind"], "format");
+}
+
+#[test]
+fn inspect_tells_what_a_model_is_made_of() {
+    let model = digits("digits.onnx");
+    let output = brigade(&words("inspect {m} --shapes --json", &[("m", &model)]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!(document["inputs"][0]["fact"], "f32[N,1,8,8]");
+    assert_eq!(document["ops"]["Conv"], 9);
+    assert_eq!(document["parameter_elements"], 74_634);
+    assert_eq!(document["cannot_run"], Value::Array(vec![]));
+    assert_eq!(document["shapes"][0]["outputs"][0]["fact"], "f32[N,32,8,8]");
+    let output = brigade(&words("inspect {m} --after-passes", &[("m", &model)]));
+    assert!(text(&output.stdout).contains("after the passes"));
+}
+
+#[test]
+fn listings_print() {
+    let devices = json(&brigade(&["devices", "--json"]));
+    assert_eq!(devices["devices"][0]["device"], "cpu:0");
+    assert_eq!(devices["devices"][0]["available"], true);
+    let ops = json(&brigade(&["ops", "--json"]));
+    assert!(ops.as_array().unwrap().iter().any(|o| o["name"] == "Conv" && o["cases"] != 0));
+    let completions = brigade(&["completions", "bash"]);
+    assert!(text(&completions.stdout).contains("--micro-batch"));
+    for arguments in [&["--help"][..], &["run", "--help"], &["--version"]] {
+        assert!(brigade(arguments).status.success());
+    }
+}
+
+#[test]
+fn the_page_of_operators_is_up_to_date() {
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/ops.md")).unwrap();
+    let now = text(&brigade(&["ops", "--markdown"]).stdout);
+    assert!(page == now, "write it anew: cargo run -- ops --markdown > docs/ops.md");
+}
+
+#[test]
+fn nobody_reading_is_no_error() {
+    let mut child =
+        command(&["ops"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(errors, "");
+}
+
+#[test]
+fn the_demo_reads_the_digits() {
+    let output = brigade(&["demo", "--json", "--seconds", "0", "--micro-batch", "100"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!((&document["correct"], &document["images"]), (&895.into(), &900.into()));
+    assert_eq!((&document["bit_equal"], &document["segments"]), (&true.into(), &2.into()));
+    assert_eq!(document["stages"].as_array().unwrap().len(), 2);
+    assert!(document["max_abs"].as_f64().unwrap() <= 1e-4);
+    for rate in ["sequential_images_per_s", "streaming_images_per_s", "bound", "speed_up"] {
+        assert!(document[rate].as_f64().unwrap() > 0.0, "{rate}");
+    }
+}
