@@ -1,15 +1,10 @@
 //! What the recurrent operators need of a float: f32 by the kernels, f64 by plain loops.
 
 use crate::error::Result;
-use crate::kernels::{
-    Bias, Epilogue, MatMut, MatRef, PackedB, Parallel, Residual, Serial, gemm, math,
-};
+use crate::kernels::{Bias, Epilogue, MatMut, MatRef, PackedB, Residual, gemm, math};
 use crate::ops::Threads;
 use crate::ops::matmul::plain::{self, Ring, View};
 use crate::tensor::Element;
-
-/// Multiply-adds below which more threads do not pay.
-const SMALL: usize = 1 << 21;
 
 /// The rows that are added to a product: the first one's start and the distance between them.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +76,7 @@ impl Real for f32 {
             }),
             ..Epilogue::default()
         };
-        let small = rows.saturating_mul(k).saturating_mul(n) < SMALL;
-        let parallel: &dyn Parallel = if small { &Serial } else { threads };
+        let parallel = threads.for_work(rows.saturating_mul(k).saturating_mul(n));
         let (x, out) = (MatRef::row_major(x, rows, k)?, MatMut::row_major(out, rows, n)?);
         Ok(gemm(x, weights, out, &epilogue, parallel)?)
     }
