@@ -3,6 +3,30 @@
 //! A graph is cut into per-device *segments*; each segment becomes a *device actor* that owns
 //! its compiled graph; actors are joined by bounded channels that carry *boundary tensors*, so
 //! that *micro-batches* stream through all devices at once.
+//!
+//! # Using it
+//!
+//! 1. **Get a graph**: [`import::load`] reads a model file, [`ops::builder::GraphBuilder`] builds
+//!    one by hand.
+//! 2. **Place it**: [`DeviceMap`] says which node runs where; [`partition::Plan`] is its file form.
+//!    Without one, everything runs on `cpu`.
+//! 3. **Run it**: [`Pipeline`] streams items through device actors; [`HeteroExecutable`] and
+//!    [`compile_with`] run the same segments one after the other, and are what streaming is
+//!    compared with.
+//!
+//! Everything that can go wrong is an [`Error`] with a [`kind`](Error::kind) and a message that
+//! names the user's own thing; nothing panics. Handles are `Clone + Send + Sync` and take `&self`.
+//!
+//! # Extending it
+//!
+//! A [`Registry`] holds the operators and devices; [`extend`] is the prelude for adding some. The
+//! built-in ones are rows of [`ops::TABLE`], [`device::FAMILIES`] and [`passes::PASSES`].
+//!
+//! # Features
+//!
+//! - `onnx` (default): reading ONNX models.
+//! - `cli` (default): the `brigade` program.
+//! - `actix` (default): the control plane of the actors and [`pipeline::FrontDoor`].
 
 pub mod bench;
 pub mod check;
@@ -10,6 +34,7 @@ pub mod check;
 pub mod cli;
 pub mod device;
 pub mod error;
+pub mod extend;
 pub mod graph;
 pub mod import;
 pub mod kernels;
@@ -18,6 +43,7 @@ pub mod ops;
 pub mod partition;
 pub mod passes;
 pub mod pipeline;
+pub mod prelude;
 mod registry;
 pub mod tensor;
 
@@ -28,3 +54,8 @@ pub use partition::DeviceMap;
 pub use pipeline::{CompiledGraph, HeteroExecutable, Pipeline, compile_with};
 pub use registry::Registry;
 pub use tensor::{DType, Shape, Tensor, Value};
+
+/// The README's program, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

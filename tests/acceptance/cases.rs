@@ -2,6 +2,7 @@
 //! streamed through the segments of a plan.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use brigade::check::{Case, Kind, Status, compare_outputs, run_call, run_steps};
 use brigade::graph::Graph;
@@ -16,6 +17,8 @@ const TIMES: usize = 16;
 const IN_FLIGHT: usize = 4;
 /// How many streams with state interleave.
 const STREAMS: usize = 4;
+/// How long a model is fed again to see two of its actors busy together.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_case_passes_on_one_device() {
@@ -112,8 +115,18 @@ fn streams(graph: &Graph, cases: &[Case], stages: usize) -> Result<(), String> {
     for case in cases.iter().filter(|c| c.kind != Kind::Call) {
         steps(&pipeline, &oracle, case).map_err(|e| format!("{}: {e}", case.name))?;
     }
-    if segments > 1 && pipeline.trace().overlap().is_zero() {
-        return Err("no two actors were ever busy together".to_owned());
+    // Stages of a few microseconds may miss each other on a busy machine; they get more chances.
+    let until = Instant::now() + PATIENCE;
+    while segments > 1 && pipeline.trace().overlap().is_zero() {
+        if Instant::now() > until {
+            return Err("no two actors were ever busy together".to_owned());
+        }
+        for case in cases {
+            match case.kind {
+                Kind::Call => call(&pipeline, &oracle, case, &case.feed())?,
+                Kind::Stream(_) => steps(&pipeline, &oracle, case)?,
+            }
+        }
     }
     pipeline.shutdown();
     Ok(())
@@ -171,7 +184,7 @@ fn steps(pipeline: &Pipeline, oracle: &HeteroExecutable, case: &Case) -> Result<
     // Stream k starts k steps late, so that the streams stand at different steps.
     let mut tickets: Vec<VecDeque<(usize, Ticket)>> =
         (0..STREAMS).map(|_| VecDeque::new()).collect();
-    let mut check = |k: usize, queue: &mut VecDeque<(usize, Ticket)>| -> Result<(), String> {
+    let check = |k: usize, queue: &mut VecDeque<(usize, Ticket)>| -> Result<(), String> {
         let Some((s, ticket)) = queue.pop_front() else { return Ok(()) };
         let outputs = ticket.wait().map_err(text)?;
         for (got, want) in outputs.iter().zip(&expected) {

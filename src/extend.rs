@@ -1,0 +1,14 @@
+//! What a program that adds operators or devices needs: `use brigade::extend::*;`.
+
+pub use crate::device::{
+    CompiledSegment, CpuDevice, Device, DeviceInfo, Instance, Support, Unavailable,
+};
+pub use crate::graph::{Attribute, Dim, Fact, Graph, Node, NodeId, ValueId};
+pub use crate::ops::batch::{BatchFlow, BatchQuery};
+pub use crate::ops::case::Case;
+pub use crate::ops::cost::{Cost, CostQuery};
+pub use crate::ops::{
+    AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, OpRegistry, Port, PortKind, Prepare,
+    types,
+};
+pub use crate::prelude::*;
