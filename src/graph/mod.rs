@@ -4,6 +4,7 @@
 mod dim;
 mod dot;
 mod fact;
+mod float_text;
 mod model;
 mod node;
 mod validate;

@@ -13,11 +13,13 @@ use crate::tensor::Tensor;
 #[allow(missing_docs)]
 pub enum Attribute {
     Int(i64),
+    #[serde(with = "super::float_text")]
     Float(f32),
     String(String),
     Tensor(Tensor),
     Graph(Box<Graph>),
     Ints(Vec<i64>),
+    #[serde(with = "super::float_text::list")]
     Floats(Vec<f32>),
     Strings(Vec<String>),
     Tensors(Vec<Tensor>),

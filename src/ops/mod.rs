@@ -22,6 +22,7 @@ mod constant;
 mod control;
 mod conv;
 mod cumsum;
+mod depth_to_space;
 mod elementwise;
 mod epilogue;
 mod expand;
@@ -30,21 +31,25 @@ mod identity;
 mod matmul;
 mod movement;
 mod nonzero;
+mod normalization;
 mod onehot;
 mod pad;
 mod pool;
+mod quantize;
 mod range;
+mod recurrent;
+mod reduce;
 mod reshape;
+mod resize;
 mod reverse_sequence;
 mod scatter;
+mod silu;
 mod slice;
-mod normalization;
-mod quantize;
-mod reduce;
 mod softmax;
 mod topk;
 mod transpose;
 mod trilu;
+mod unique;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
@@ -177,6 +182,15 @@ pub static TABLE: &[&OpDef] = &[
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
+    // resize/
+    &resize::RESIZE,
+    &resize::UPSAMPLE,
+    // recurrent/
+    &recurrent::LSTM,
+    &recurrent::GRU,
+    &recurrent::RNN,
+    // silu.rs
+    &silu::SILU,
     // slice.rs
     &slice::SLICE,
     // pad.rs
@@ -196,6 +210,9 @@ pub static TABLE: &[&OpDef] = &[
     &expand::CONSTANT_OF_SHAPE,
     // range.rs
     &range::RANGE,
+    // depth_to_space.rs
+    &depth_to_space::DEPTH_TO_SPACE,
+    &depth_to_space::SPACE_TO_DEPTH,
     // reverse_sequence.rs
     &reverse_sequence::REVERSE_SEQUENCE,
     // trilu.rs
@@ -208,6 +225,8 @@ pub static TABLE: &[&OpDef] = &[
     &onehot::ONE_HOT,
     // topk.rs
     &topk::TOP_K,
+    // unique.rs
+    &unique::UNIQUE,
     // constant.rs
     &constant::CONSTANT,
     // control.rs

@@ -53,8 +53,9 @@ pub(super) fn walked(
     walk: &Strided,
 ) -> Result<Tensor> {
     let shape = shape.into();
+    let elements = element_count(&shape, x.dtype().size())?;
     match walk.run() {
-        Some((start, count)) if shape.elements() > 0 => {
+        Some((start, count)) if elements > 0 => {
             x.reshape([x.len()])?.rows(start, count)?.reshape(shape)
         }
         _ => produce(io, &[x], shape, walk),

@@ -137,6 +137,14 @@ impl Softmax {
     }
 
     fn row<T: Float>(&self, row: &mut [T]) {
+        let done = match self.kind {
+            Kind::Softmax => T::softmax(row),
+            Kind::Log => T::log_softmax(row),
+            Kind::Hard => false,
+        };
+        if done {
+            return;
+        }
         let top = fold_row::<Largest, T>(row);
         match self.kind {
             Kind::Softmax => {

@@ -88,6 +88,13 @@ impl Threads {
 }
 
 impl Threads {
+    /// The threads for a kernel of so many multiply-adds: the calling one alone where waking
+    /// others costs more than they save.
+    pub fn for_work(&self, multiply_adds: usize) -> &dyn Parallel {
+        const LEAST: usize = 1 << 21;
+        if multiply_adds < LEAST { &crate::kernels::Serial } else { self }
+    }
+
     /// As [`Self::split_rows`] for work that may fail; the error of the first failing chunk is
     /// returned after all of them have ended.
     ///

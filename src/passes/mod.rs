@@ -7,7 +7,11 @@
 mod captures;
 mod fold_constants;
 mod fold_shapes;
+mod fuse_activations;
+mod fuse_conv;
+mod fuse_matmul;
 mod inline_if;
+mod readers;
 mod remove_identity;
 
 use crate::error::{Result, bail};
@@ -58,6 +62,24 @@ pub static PASSES: &[Pass] = &[
         name: "remove-identity",
         summary: "removes nodes that only pass their input on",
         run: remove_identity::run,
+        in_subgraphs: true,
+    },
+    Pass {
+        name: "fuse-activations",
+        summary: "recognises HardSwish, Silu and Gelu that are spelt out in smaller operators",
+        run: fuse_activations::run,
+        in_subgraphs: true,
+    },
+    Pass {
+        name: "fuse-conv",
+        summary: "folds scales, offsets, residuals and activations into the convolution before",
+        run: fuse_conv::run,
+        in_subgraphs: true,
+    },
+    Pass {
+        name: "fuse-matmul",
+        summary: "folds scales, biases, residuals and activations into the product before",
+        run: fuse_matmul::run,
         in_subgraphs: true,
     },
 ];

@@ -35,9 +35,7 @@ pub struct Infer {
 
 impl Infer {
     /// An item of named inputs.
-    pub fn new<N: Into<String>, V: Into<Value>>(
-        inputs: impl IntoIterator<Item = (N, V)>,
-    ) -> Self {
+    pub fn new<N: Into<String>, V: Into<Value>>(inputs: impl IntoIterator<Item = (N, V)>) -> Self {
         Self { inputs: inputs.into_iter().map(|(n, v)| (n.into(), v.into())).collect() }
     }
 }

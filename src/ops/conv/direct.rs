@@ -175,7 +175,9 @@ impl Conv {
             activation: self.activation,
         };
         let [h, v] = padded_axes::<2>(&e.axes)?;
-        conv2d(x, e.batch, [h.size, v.size], &packed, &epilogue, y, io.threads())?;
+        let work = y.len().saturating_mul(shape[1..].iter().product());
+        let threads = io.threads().for_work(work);
+        conv2d(x, e.batch, [h.size, v.size], &packed, &epilogue, y, threads)?;
         Ok(out)
     }
 }

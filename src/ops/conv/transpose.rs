@@ -232,19 +232,36 @@ const PACKED_FORMS: usize = 8;
 #[derive(Debug)]
 struct ConvTranspose {
     attributes: Attributes,
-    /// The weights as f32, where they are constant and not f64.
+    /// The weights as f32, where they are constant and not f64, and not packed for good.
     weights: Option<Tensor>,
-    packed: Mutex<Vec<Arc<PackedConvTranspose>>>,
+    /// The weights' shape and packed form, where the window does not depend on the input.
+    fixed: Option<(Shape, Arc<PackedConvTranspose>)>,
+    /// The packed forms for the windows that were met, else.
+    met: Mutex<Vec<Arc<PackedConvTranspose>>>,
 }
 
 impl ConvTranspose {
     fn new(p: &Prepare<'_>) -> Result<Self> {
-        let weights = match p.constant(1) {
+        let mut weights = match p.constant(1) {
             Some(w) if w.dtype() != DType::F64 => Some(cast(w, DType::F32)?),
             _ => None,
         };
         let attributes = Attributes::read(p.node)?;
-        Ok(Self { attributes, weights, packed: Mutex::default() })
+        let mut fixed = None;
+        if let Some(w) = &weights
+            && (3..=4).contains(&w.rank())
+            && !attributes.window.is_same()
+            && attributes.output_shape.is_none()
+        {
+            // Any input that is large enough has the same window.
+            let shape = w.shape().clone();
+            let x: Vec<usize> =
+                [1, shape[0]].into_iter().chain(shape[2..].iter().map(|_| 1 << 12)).collect();
+            let e = Extents::new(&x, &shape, &attributes)?;
+            fixed = Some((shape, Self::pack(w, &e)?));
+            weights = None;
+        }
+        Ok(Self { attributes, weights, fixed, met: Mutex::default() })
     }
 
     fn pack(w: &Tensor, e: &Extents) -> Result<Arc<PackedConvTranspose>> {
@@ -257,20 +274,24 @@ impl ConvTranspose {
         )?))
     }
 
-    fn packed(&self, w: &Tensor, e: &Extents) -> Result<Arc<PackedConvTranspose>> {
-        if self.weights.is_none() {
-            return Self::pack(w, e);
+    fn packed(&self, w: Option<&Tensor>, e: &Extents) -> Result<Arc<PackedConvTranspose>> {
+        if let Some((_, fixed)) = &self.fixed {
+            return Ok(Arc::clone(fixed));
         }
+        let Some(plain) = &self.weights else {
+            let Some(w) = w else { bail!(Missing, "input `W` is missing") };
+            return Self::pack(w, e);
+        };
         let window = e.window()?;
-        let mut packed = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(form) = packed.iter().find(|f| f.window() == window) {
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(form) = met.iter().find(|f| f.window() == window) {
             return Ok(Arc::clone(form));
         }
-        let form = Self::pack(w, e)?;
-        if packed.len() == PACKED_FORMS {
-            packed.remove(0);
+        let form = Self::pack(plain, e)?;
+        if met.len() == PACKED_FORMS {
+            met.remove(0);
         }
-        packed.push(Arc::clone(&form));
+        met.push(Arc::clone(&form));
         Ok(form)
     }
 
@@ -281,11 +302,14 @@ impl ConvTranspose {
         w: Option<&Tensor>,
         b: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let Some(w) = self.weights.as_ref().or(w) else {
-            bail!(Missing, "input `W` is missing");
+        let w = self.weights.as_ref().or(w);
+        let shape = match (&self.fixed, w) {
+            (Some((shape, _)), _) => shape,
+            (None, Some(w)) => w.shape(),
+            (None, None) => bail!(Missing, "input `W` is missing"),
         };
-        let e = Extents::new(x.shape(), w.shape(), &self.attributes)?;
-        if e.axes.len() > 2 {
+        let e = Extents::new(x.shape(), shape, &self.attributes)?;
+        if let Some(w) = w.filter(|_| e.axes.len() > 2) {
             return run_plain::<f32>(io, &e, x, w, b);
         }
         check_bias(&e, b)?;
@@ -294,6 +318,7 @@ impl ConvTranspose {
             return Ok(out);
         }
         let packed = self.packed(w, &e)?;
+        let work = x.len().saturating_mul(shape[1..].iter().product());
         let bias = b.map(|b| b.as_slice::<f32>()).transpose()?;
         let epilogue = ConvEpilogue { bias, ..ConvEpilogue::default() };
         let [h, v] = padded_axes::<2>(&e.axes)?;
@@ -305,7 +330,7 @@ impl ConvTranspose {
             &epilogue,
             [h.out, v.out],
             out.as_mut_slice()?,
-            io.threads(),
+            io.threads().for_work(work),
         )?;
         Ok(out)
     }
@@ -405,7 +430,7 @@ impl CpuKernel for ConvTranspose {
     }
 
     fn reads_constant(&self, input: usize) -> bool {
-        input != 1 || self.weights.is_none()
+        input != 1 || (self.weights.is_none() && self.fixed.is_none())
     }
 }
 

@@ -4,13 +4,13 @@
 use std::fmt;
 
 use super::number::Number;
-use super::{Broadcast, follow, is_half, same_dtype, same_dtypes};
+use super::{Broadcast, follow, for_wide, same_dtype, same_dtypes, wide};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::def::types::{FLOATS, NUMBERS};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, batch, cost};
-use crate::tensor::{DType, Tensor, cast, for_number};
+use crate::tensor::{DType, Tensor, cast};
 
 /// A function of two numbers of one type.
 trait Function: fmt::Debug + Send + Sync + 'static {
@@ -72,8 +72,9 @@ fn apply<F: Function>(
     plan: &Broadcast<2>,
 ) -> Result<Tensor> {
     let (dtype, threads) = (a.dtype(), io.threads());
-    if is_half(dtype) {
-        let (a, b) = (cast(&a, DType::F32)?, cast(&b, DType::F32)?);
+    let computed = wide(dtype);
+    if computed != dtype {
+        let (a, b) = (cast(&a, computed)?, cast(&b, computed)?);
         return cast(&apply::<F>(io, a, b, plan)?, dtype);
     }
     if F::DIVIDES && dtype.is_int() && b.to_i64s()?.contains(&0) {
@@ -92,7 +93,7 @@ fn apply<F: Function>(
         }
     }
     let mut out = io.allocate(dtype, plan.shape.clone())?;
-    for_number!(dtype, T => {
+    for_wide!(dtype, T => {
         let (a, b) = (a.as_slice::<T>()?, b.as_slice::<T>()?);
         plan.zip(threads, a, b, out.as_mut_slice::<T>()?, F::apply::<T>);
     }, _ => bail!(DType, "{dtype} is not a number"));
@@ -117,9 +118,7 @@ impl<F: Function> CpuKernel for Variadic<F> {
             same_dtype(io.tensor(0)?, io.tensor(i)?)?;
         }
         let mut out = io.take_tensor(0)?;
-        if is_half(dtype) {
-            out = cast(&out, DType::F32)?;
-        }
+        out = cast(&out, wide(dtype))?;
         for i in 1..count {
             let plan = Broadcast::new([out.shape(), io.tensor(i)?.shape()])?;
             let next = cast(&io.take_tensor(i)?, out.dtype())?;
@@ -151,8 +150,8 @@ impl CpuKernel for Pow {
 
 fn power(io: &Io<'_>, mut x: Tensor, y: &Tensor, plan: &Broadcast<2>) -> Result<Tensor> {
     let (dtype, threads) = (x.dtype(), io.threads());
-    if is_half(dtype) {
-        return cast(&power(io, cast(&x, DType::F32)?, y, plan)?, dtype);
+    if wide(dtype) != dtype {
+        return cast(&power(io, cast(&x, wide(dtype))?, y, plan)?, dtype);
     }
     if dtype == DType::F32 && y.len() == 1 && *x.shape() == plan.shape {
         let exponent = cast(y, DType::F64)?.as_slice::<f64>()?[0];
@@ -187,7 +186,7 @@ fn power(io: &Io<'_>, mut x: Tensor, y: &Tensor, plan: &Broadcast<2>) -> Result<
         }
         let y = cast(y, DType::F64)?;
         let b = y.as_slice::<f64>()?;
-        for_number!(dtype, T => {
+        for_wide!(dtype, T => {
             let a = x.as_slice::<T>()?;
             let f = |a: T, b: f64| T::narrow(a.wide().powf(b));
             plan.zip(threads, a, b, out.as_mut_slice::<T>()?, f);
@@ -204,14 +203,14 @@ fn power(io: &Io<'_>, mut x: Tensor, y: &Tensor, plan: &Broadcast<2>) -> Result<
             _ => cast(y, DType::I64)?,
         };
         let b = y.as_slice::<i64>()?;
-        for_number!(dtype, T => {
+        for_wide!(dtype, T => {
             let a = x.as_slice::<T>()?;
             plan.zip(threads, a, b, out.as_mut_slice::<T>()?, whole_power::<T>);
         }, _ => bail!(DType, "{dtype} is not a number"));
     } else {
         let y = cast(y, DType::F64)?;
         let b = y.as_slice::<f64>()?;
-        for_number!(dtype, T => {
+        for_wide!(dtype, T => {
             let a = x.as_slice::<T>()?;
             let f = |a: T, b: f64| T::narrow(a.wide().powf(b));
             plan.zip(threads, a, b, out.as_mut_slice::<T>()?, f);

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{Broadcast, follow, is_half, same_dtype, same_dtypes};
+use super::{Broadcast, follow, same_dtype, same_dtypes, wide};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
 use crate::ops::case::{Case, as_dtype, filled};
@@ -56,8 +56,9 @@ fn compare<C: Comparison>(
     plan: &Broadcast<2>,
 ) -> Result<Tensor> {
     let dtype = a.dtype();
-    if is_half(dtype) {
-        return compare::<C>(io, &cast(a, DType::F32)?, &cast(b, DType::F32)?, plan);
+    if wide(dtype) != dtype {
+        let (a, b) = (cast(a, wide(dtype))?, cast(b, wide(dtype))?);
+        return compare::<C>(io, &a, &b, plan);
     }
     let mut out = io.allocate(DType::Bool, plan.shape.clone())?;
     let to = out.as_mut_slice::<bool>()?;
@@ -70,8 +71,7 @@ fn compare<C: Comparison>(
     for_dtypes!(dtype, T, {
         plan.zip(io.threads(), a.as_slice::<T>()?, b.as_slice::<T>()?, to, C::holds::<T>);
     }, bail!(Unsupported, "{dtype} is not compared"),
-        F32 f32, F64 f64, Bool bool, I8 i8, I16 i16, I32 i32, I64 i64,
-        U8 u8, U16 u16, U32 u32, U64 u64);
+        F32 f32, F64 f64, Bool bool, I32 i32, I64 i64, U64 u64);
     Ok(out)
 }
 

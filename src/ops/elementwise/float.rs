@@ -14,6 +14,19 @@ pub(in crate::ops) trait Float: Number {
     fn sigmoid_all(x: &mut [Self]);
     fn erf_all(x: &mut [Self]);
 
+    /// The softmax of a row in place, if there is a vector kernel.
+    fn softmax(_row: &mut [Self]) -> bool {
+        false
+    }
+    /// The logarithm of the softmax of a row in place, if there is a vector kernel.
+    fn log_softmax(_row: &mut [Self]) -> bool {
+        false
+    }
+    /// Rows normalised to mean 0 and deviation 1, scaled and shifted, if there is a vector kernel.
+    fn layer_norm(_x: &mut [Self], _scale: &[Self], _bias: Option<&[Self]>, _epsilon: f64) -> bool {
+        false
+    }
+
     fn exp(self) -> Self;
     fn exp_m1(self) -> Self;
     fn ln(self) -> Self;
@@ -123,6 +136,15 @@ impl Float for f32 {
     }
     fn erf_all(x: &mut [Self]) {
         math::erf(x);
+    }
+    fn softmax(row: &mut [Self]) -> bool {
+        math::softmax(row, row.len()).is_ok()
+    }
+    fn log_softmax(row: &mut [Self]) -> bool {
+        math::log_softmax(row, row.len()).is_ok()
+    }
+    fn layer_norm(x: &mut [Self], scale: &[Self], bias: Option<&[Self]>, epsilon: f64) -> bool {
+        math::layer_norm(x, scale.len(), Some(scale), bias, epsilon as Self).is_ok()
     }
     forward!(f32);
 }

@@ -26,27 +26,43 @@ pub(super) use unary::{
 use super::{Infer, Io};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
-use crate::tensor::{DType, Tensor, cast, for_number};
+use crate::tensor::{DType, Tensor, cast};
 
-/// Whether the dtype is computed with as f32.
-pub(super) fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
+/// The dtype that another one is computed in, so that kernels exist for few of them: f16 and bf16
+/// in f32, narrow whole numbers in wider ones, from which they wrap back to the same result.
+pub(super) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        DType::I8 | DType::I16 | DType::U8 | DType::U16 => DType::I32,
+        DType::U32 => DType::I64,
+        other => other,
+    }
 }
 
-/// Input 0 in memory that may be written; f16 and bf16 widened to f32.
+/// Runs `$body` with `$t` standing for the Rust type of a dtype that [`wide`] gives, or `$other`.
+macro_rules! for_wide {
+    ($dtype:expr, $t:ident => $body:expr, _ => $other:expr) => {
+        $crate::tensor::for_dtypes!($dtype, $t, $body, $other,
+            F32 f32, F64 f64, I32 i32, I64 i64, U64 u64)
+    };
+}
+pub(super) use for_wide;
+
+/// Input 0 in memory that may be written, of its [`wide`] dtype.
 ///
 /// # Errors
 /// If it is missing or of no number type.
 pub(super) fn writable(io: &mut Io<'_>) -> Result<Tensor> {
     let mut x = io.take_tensor(0)?;
-    if is_half(x.dtype()) {
-        return cast(&x, DType::F32);
+    let computed = wide(x.dtype());
+    if computed != x.dtype() {
+        return cast(&x, computed);
     }
     if x.is_unique() {
         return Ok(x);
     }
     let mut copy = io.allocate(x.dtype(), x.shape().clone())?;
-    for_number!(x.dtype(), T => {
+    for_wide!(x.dtype(), T => {
         copy.as_mut_slice::<T>()?.copy_from_slice(x.as_slice::<T>()?);
     }, _ => bail!(DType, "{} is not a number", x.dtype()));
     Ok(copy)

@@ -2,7 +2,7 @@
 
 use crate::tensor::Element;
 
-/// A number type: whole numbers wrap, floats follow IEEE 754.
+/// A number type that is computed in: whole numbers wrap, floats follow IEEE 754.
 pub(in crate::ops) trait Number: Element {
     const ZERO: Self;
     const ONE: Self;
@@ -84,7 +84,7 @@ macro_rules! whole {
         }
     )* };
 }
-whole!(i8, i16, i32, i64, u8, u16, u32, u64);
+whole!(i32, i64, u64);
 
 macro_rules! float {
     ($($t:ty),*) => { $(

@@ -1,7 +1,7 @@
 //! `IsNaN`, `IsInf` and `Not`.
 
 use super::float::Float;
-use super::{is_half, spread};
+use super::{spread, wide};
 use crate::error::{Result, bail};
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::def::types::{BOOLS, FLOATS};
@@ -80,7 +80,7 @@ impl Predicate {
 impl CpuKernel for Predicate {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
-        let x = if is_half(x.dtype()) { cast(x, DType::F32)? } else { x.clone() };
+        let x = cast(x, wide(x.dtype()))?;
         let mut out = io.allocate(DType::Bool, x.shape().clone())?;
         match x.dtype() {
             DType::F32 => self.mark::<f32>(io, &x, out.as_mut_slice()?)?,

@@ -1,15 +1,15 @@
 //! `Where` and `Clip`.
 
 use super::number::Number;
-use super::{Broadcast, fits, is_half, same_dtype, same_dtypes, spread};
-use crate::error::{Result, bail};
+use super::{Broadcast, fits, for_wide, same_dtype, same_dtypes, spread, wide, writable};
+use crate::error::{Result, bail, err};
 use crate::graph::Dim;
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::def::types::{ANY, BOOLS, NUMBERS};
 use crate::ops::{
-    AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, batch, cost,
+    AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, Threads, batch, cost,
 };
-use crate::tensor::{DType, Tensor, cast, for_dtypes, for_number};
+use crate::tensor::{DType, Tensor, cast};
 
 /// `X` where the condition holds, else `Y`.
 pub(in crate::ops) static WHERE: OpDef = OpDef {
@@ -80,16 +80,34 @@ impl CpuKernel for Where {
             return Ok(());
         }
         let mut out = io.allocate(dtype, plan.shape.clone())?;
-        for_dtypes!(dtype, T, {
-            let (x, y) = (x.as_slice::<T>()?, y.as_slice::<T>()?);
-            let to = out.as_mut_slice::<T>()?;
-            plan.zip(io.threads(), c, x, y, to, |c, x, y| if c { x } else { y });
-        }, bail!(Unsupported, "{dtype} is not selected from"),
-            F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, Bool bool, I8 i8, I16 i16, I32 i32,
-            I64 i64, U8 u8, U16 u16, U32 u32, U64 u64);
+        // Elements are only moved, so that their size is all that counts.
+        let threads = io.threads();
+        match dtype.size() {
+            1 => select::<u8>(threads, &plan, c, x, y, &mut out)?,
+            2 => select::<u16>(threads, &plan, c, x, y, &mut out)?,
+            4 => select::<u32>(threads, &plan, c, x, y, &mut out)?,
+            8 => select::<u64>(threads, &plan, c, x, y, &mut out)?,
+            _ => bail!(Unsupported, "{dtype} is not selected from"),
+        }
         io.emit(out);
         Ok(())
     }
+}
+
+fn select<T: bytemuck::Pod + Send + Sync>(
+    threads: &Threads,
+    plan: &Broadcast<3>,
+    c: &[bool],
+    x: &Tensor,
+    y: &Tensor,
+    out: &mut Tensor,
+) -> Result<()> {
+    let misaligned = |e| err!(Internal, "elements of a tensor: {e}");
+    let x: &[T] = bytemuck::try_cast_slice(x.as_bytes()).map_err(misaligned)?;
+    let y: &[T] = bytemuck::try_cast_slice(y.as_bytes()).map_err(misaligned)?;
+    let to: &mut [T] = bytemuck::try_cast_slice_mut(out.as_mut_bytes()?).map_err(misaligned)?;
+    plan.zip(threads, c, x, y, to, |c, x, y| if c { x } else { y });
+    Ok(())
 }
 
 /// Every element no smaller than `min` and no larger than `max`: attributes before version 11,
@@ -167,7 +185,7 @@ fn prepare_clip(p: &Prepare<'_>) -> Result<Box<dyn CpuKernel>> {
 impl CpuKernel for Clip {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let dtype = io.tensor(0)?.dtype();
-        let computed = if is_half(dtype) { DType::F32 } else { dtype };
+        let computed = wide(dtype);
         let mut bounds: [Option<Tensor>; 2] = [None, None];
         for (k, bound) in bounds.iter_mut().enumerate() {
             if let Some(b) = io.optional(k + 1)? {
@@ -181,16 +199,8 @@ impl CpuKernel for Clip {
                 *bound = Some(cast(&Tensor::scalar(v), computed)?);
             }
         }
-        let x = io.take_tensor(0)?;
-        let mut x = if computed == dtype { x } else { cast(&x, computed)? };
-        if !x.is_unique() {
-            let mut copy = io.allocate(computed, x.shape().clone())?;
-            for_number!(computed, T => {
-                copy.as_mut_slice::<T>()?.copy_from_slice(x.as_slice::<T>()?);
-            }, _ => bail!(DType, "{dtype} is not a number"));
-            x = copy;
-        }
-        for_number!(computed, T => {
+        let mut x = writable(io)?;
+        for_wide!(computed, T => {
             let bound = |t: &Option<Tensor>, open: T| -> Result<T> {
                 t.as_ref().map_or(Ok(open), |t| Ok(t.as_slice::<T>()?[0]))
             };
@@ -204,8 +214,7 @@ impl CpuKernel for Clip {
                 }
             });
         }, _ => bail!(DType, "{dtype} is not a number"));
-        let x = if computed == dtype { x } else { cast(&x, dtype)? };
-        io.emit(x);
+        io.emit(cast(&x, dtype)?);
         Ok(())
     }
 }

@@ -5,12 +5,12 @@ use std::fmt;
 use super::cases::unary as cases;
 use super::float::Float;
 use super::number::Number;
-use super::{fits, spread, writable};
+use super::{fits, for_wide, spread, writable};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
 use crate::ops::def::types::{FLOATS, NUMBERS};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, batch, cost};
-use crate::tensor::{DType, cast, for_number};
+use crate::tensor::{DType, cast};
 
 /// A function of every element of a slice, in place.
 trait FloatMap: fmt::Debug + Send + Sync {
@@ -50,7 +50,7 @@ impl<M: NumberMap> CpuKernel for OfNumbers<M> {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let dtype = io.tensor(0)?.dtype();
         let mut x = writable(io)?;
-        for_number!(x.dtype(), T => {
+        for_wide!(x.dtype(), T => {
             spread(io.threads(), x.as_mut_slice::<T>()?, 1, |_, xs| self.0.map(xs));
         }, _ => bail!(DType, "{dtype} is not a number"));
         io.emit(cast(&x, dtype)?);

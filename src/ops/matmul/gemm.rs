@@ -238,7 +238,8 @@ impl Gemm {
                 }
             }
         }
-        gemm(lhs, rhs, MatMut::row_major(out.as_mut_slice()?, m, n)?, &epilogue, io.threads())?;
+        let threads = io.threads().for_work(m.saturating_mul(k).saturating_mul(n));
+        gemm(lhs, rhs, MatMut::row_major(out.as_mut_slice()?, m, n)?, &epilogue, threads)?;
         Ok(out)
     }
 

@@ -178,7 +178,8 @@ impl MatMul {
         if layout.is_flat() {
             let rows = layout.count() * m;
             let (lhs, y) = (MatRef::row_major(a, rows, k)?, MatMut::row_major(y, rows, n)?);
-            gemm(lhs, right(0)?, y, &epilogue(0), io.threads())?;
+            let threads = io.threads().for_work(rows.saturating_mul(k).saturating_mul(n));
+            gemm(lhs, right(0)?, y, &epilogue(0), threads)?;
             return Ok(out);
         }
         let one = |i: usize, y: &mut [f32], threads: &dyn Parallel| -> Result<()> {
@@ -187,7 +188,13 @@ impl MatMul {
             let y = MatMut::row_major(y, m, n)?;
             Ok(gemm(lhs, right(r)?, y, &epilogue(i * m * n), threads)?)
         };
-        if layout.count() >= io.threads().count() {
+        let each = m.saturating_mul(k).saturating_mul(n);
+        let all = io.threads().for_work(each.saturating_mul(layout.count()));
+        if all.threads() == 1 {
+            for (i, y) in y.chunks_exact_mut(m * n).enumerate() {
+                one(i, y, &Serial)?;
+            }
+        } else if layout.count() >= io.threads().count() {
             io.threads().try_split_rows(y, m * n, |first, chunk| {
                 for (i, y) in chunk.chunks_exact_mut(m * n).enumerate() {
                     one(first + i, y, &Serial)?;

@@ -1,12 +1,14 @@
 //! `LayerNormalization`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::moments;
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
 use crate::ops::batch::{BatchFlow, BatchQuery};
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::def::types::{F32S, FLOATS};
-use crate::ops::elementwise::{Broadcast, Float, is_half, spread_work};
+use crate::ops::elementwise::{Broadcast, Float, spread, spread_work, wide};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Tensor, broadcast_shapes, cast, normalise_axis};
 
@@ -111,18 +113,20 @@ impl CpuKernel for LayerNorm {
                 }
             }
         }
-        let wide = if is_half(dtype) { DType::F32 } else { dtype };
-        let x = cast(x, wide)?;
-        let scale = cast(io.tensor(1)?, wide)?;
-        let bias = io.optional(2)?.map(|b| cast(b, wide)).transpose()?;
-        let [y, mean, deviation] = match wide {
+        let computed = wide(dtype);
+        let x = cast(x, computed)?;
+        let scale = cast(io.tensor(1)?, computed)?;
+        let bias = io.optional(2)?.map(|b| cast(b, computed)).transpose()?;
+        let [y, mean, deviation] = match computed {
             DType::F32 => self.apply::<f32>(io, &x, &scale, bias.as_ref(), axis)?,
             DType::F64 => self.apply::<f64>(io, &x, &scale, bias.as_ref(), axis)?,
             other => bail!(DType, "expected floats, got {other}"),
         };
         io.emit(cast(&y, dtype)?);
-        io.emit(cast(&mean, DType::F32)?);
-        io.emit(cast(&deviation, DType::F32)?);
+        if io.output_count() > 1 {
+            io.emit(cast(&mean, DType::F32)?);
+            io.emit(cast(&deviation, DType::F32)?);
+        }
         Ok(())
     }
 }
@@ -143,6 +147,21 @@ impl LayerNorm {
         let mut deviation = io.allocate(T::DTYPE, kept)?;
         let mut y = io.allocate(T::DTYPE, x.shape().clone())?;
         let xs = x.as_slice::<T>()?;
+        let scales = scale.as_slice::<T>()?;
+        let biases = bias.map(Tensor::as_slice::<T>).transpose()?;
+        let of_a_row = n > 0 && scales.len() == n && biases.is_none_or(|b| b.len() == n);
+        if of_a_row && io.output_count() == 1 {
+            let missing = AtomicBool::new(false);
+            spread(io.threads(), y.as_mut_slice::<T>()?, n, |first, out| {
+                out.copy_from_slice(&xs[first * n..][..out.len()]);
+                if !T::layer_norm(out, scales, biases, self.epsilon) {
+                    missing.store(true, Ordering::Relaxed);
+                }
+            });
+            if !missing.into_inner() {
+                return Ok([y, mean, deviation]);
+            }
+        }
         let (means, deviations) = (mean.as_mut_slice::<T>()?, deviation.as_mut_slice::<T>()?);
         if n == 0 {
             means.fill(T::narrow(f64::NAN));
@@ -159,10 +178,8 @@ impl LayerNorm {
         for ((m, d), b) in means.iter_mut().zip(deviations.iter_mut()).zip(&both) {
             (*m, *d) = *b;
         }
-        let scales = scale.as_slice::<T>()?;
-        let biases = bias.map(Tensor::as_slice::<T>).transpose()?;
         let out = y.as_mut_slice::<T>()?;
-        if scales.len() == n && biases.is_none_or(|b| b.len() == n) {
+        if of_a_row {
             spread_work(io.threads(), out, n, xs.len(), |first, out| {
                 let rows = xs[first * n..].chunks_exact(n).zip(&both[first..]);
                 for (out, (row, &(m, d))) in out.chunks_exact_mut(n).zip(rows) {

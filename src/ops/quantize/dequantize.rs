@@ -3,7 +3,7 @@
 use super::{Layout, Runs};
 use crate::error::{Result, bail};
 use crate::ops::case::{Case, as_dtype, filled};
-use crate::ops::elementwise::{is_half, spread};
+use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Element, Tensor, cast, for_dtypes};
 
@@ -61,7 +61,7 @@ impl CpuKernel for Dequantize {
         }, bail!(DType, "{} is not a quantised dtype", x.dtype()),
             U8 u8, I8 i8, U16 u16, I16 i16, I32 i32);
         let dtype = scale.dtype();
-        io.emit(if is_half(dtype) { cast(&y, dtype)? } else { y });
+        io.emit(cast(&y, dtype)?);
         Ok(())
     }
 }

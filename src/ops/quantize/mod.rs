@@ -9,10 +9,9 @@ pub(super) use dynamic::DYNAMIC_QUANTIZE_LINEAR;
 pub(super) use linear::QUANTIZE_LINEAR;
 
 use super::batch::{BatchFlow, BatchQuery};
-use super::elementwise::Number;
 use crate::error::{Result, bail};
 use crate::graph::Node;
-use crate::tensor::{DType, Shape, Tensor, normalise_axis};
+use crate::tensor::{DType, Element, Shape, Tensor, normalise_axis};
 
 /// The dtypes of quantised numbers.
 const QUANTIZED: &[DType] = &[DType::U8, DType::I8, DType::U16, DType::I16];
@@ -141,7 +140,7 @@ impl Runs {
 }
 
 /// A quantised number type.
-trait Quantized: Number {
+trait Quantized: Element {
     const LOW: f32;
     const HIGH: f32;
     fn from_whole(v: f32) -> Self;

@@ -5,9 +5,9 @@ use crate::graph::{Dim, Node};
 use crate::ops::batch::{BatchFlow, BatchQuery};
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::{I64S, NUMBERS};
-use crate::ops::elementwise::{Number, is_half, spread_work};
+use crate::ops::elementwise::{Number, for_wide, spread_work, wide};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
-use crate::tensor::{DType, cast, for_number, normalise_axis};
+use crate::tensor::{DType, cast, normalise_axis};
 
 const ATTRIBUTES: &[AttributeDef] = &[
     AttributeDef::optional("axis", AttributeKind::Int),
@@ -102,9 +102,9 @@ impl CpuKernel for Arg {
         if n == 0 && !out.is_empty() {
             bail!(Shape, "axis {axis} of {} has no elements to choose from", x.describe());
         }
-        let x = if is_half(x.dtype()) { cast(x, DType::F32)? } else { x.clone() };
+        let x = cast(x, wide(x.dtype()))?;
         let to = out.as_mut_slice::<i64>()?;
-        for_number!(x.dtype(), T => {
+        for_wide!(x.dtype(), T => {
             let x = x.as_slice::<T>()?;
             spread_work(io.threads(), to, inner, x.len(), |first, out| {
                 if inner == 0 {

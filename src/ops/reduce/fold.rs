@@ -4,12 +4,15 @@
 //! and the blocks then joined, so that the rounding error stays small in long sums.
 
 use crate::error::Result;
+use crate::kernels::math::{self, Reduce as Kernel};
 use crate::ops::elementwise::{Number, spread_work};
 use crate::ops::{Io, Threads};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 
 /// A reduction: how an element joins a partial result, and how two of them join.
 pub(in crate::ops) trait Reduction: std::fmt::Debug + Send + Sync + 'static {
+    /// The vector kernel for f32.
+    const KERNEL: Option<Kernel>;
     /// The result of nothing, which changes no other result.
     fn start<T: Number>() -> T;
     fn join<T: Number>(partial: T, x: T) -> T;
@@ -21,6 +24,7 @@ pub(in crate::ops) trait Reduction: std::fmt::Debug + Send + Sync + 'static {
 struct Merging<R>(R);
 
 impl<R: Reduction> Reduction for Merging<R> {
+    const KERNEL: Option<Kernel> = None;
     fn start<T: Number>() -> T {
         R::start()
     }
@@ -35,12 +39,13 @@ impl<R: Reduction> Reduction for Merging<R> {
 }
 
 macro_rules! reductions {
-    ($($(#[$doc:meta])* $name:ident $start:ident
+    ($($(#[$doc:meta])* $name:ident $start:ident $kernel:expr,
         |$p:ident, $x:ident| $join:expr, |$a:ident, $b:ident| $merge:expr;)*) => { $(
         $(#[$doc])*
         #[derive(Debug)]
         pub(in crate::ops) struct $name;
         impl Reduction for $name {
+            const KERNEL: Option<Kernel> = $kernel;
             fn start<T: Number>() -> T {
                 T::$start
             }
@@ -56,14 +61,14 @@ macro_rules! reductions {
     )* };
 }
 reductions! {
-    Sum ZERO |p, x| p.plus(x), |a, b| a.plus(b);
-    Product ONE |p, x| p.times(x), |a, b| a.times(b);
-    Largest LOWEST |p, x| p.larger(x), |a, b| a.larger(b);
-    Smallest HIGHEST |p, x| p.smaller(x), |a, b| a.smaller(b);
+    Sum ZERO Some(Kernel::Sum), |p, x| p.plus(x), |a, b| a.plus(b);
+    Product ONE Some(Kernel::Prod), |p, x| p.times(x), |a, b| a.times(b);
+    Largest LOWEST Some(Kernel::Max), |p, x| p.larger(x), |a, b| a.larger(b);
+    Smallest HIGHEST Some(Kernel::Min), |p, x| p.smaller(x), |a, b| a.smaller(b);
     /// The sum of magnitudes.
-    SumOfMagnitudes ZERO |p, x| p.plus(x.magnitude()), |a, b| a.plus(b);
+    SumOfMagnitudes ZERO None, |p, x| p.plus(x.magnitude()), |a, b| a.plus(b);
     /// The sum of squares.
-    SumOfSquares ZERO |p, x| p.plus(x.times(x)), |a, b| a.plus(b);
+    SumOfSquares ZERO Some(Kernel::SumSquare), |p, x| p.plus(x.times(x)), |a, b| a.plus(b);
 }
 
 /// Extents with adjacent axes of the same kind folded; axes of extent 1 are left out.
@@ -155,13 +160,18 @@ fn pass<R: Reduction, T: Number>(
 }
 
 const LANES: usize = 16;
-const BLOCK: usize = 512;
+const BLOCK: usize = 2048;
 
 /// One row to one number: in blocks, each over several lanes that do not wait for each other.
 pub(in crate::ops) fn fold_row<R: Reduction, T: Number>(row: &[T]) -> T {
     if row.len() > BLOCK {
         let (a, b) = row.split_at((row.len() / 2).next_multiple_of(BLOCK));
         return R::merge(fold_row::<R, T>(a), fold_row::<R, T>(b));
+    }
+    if T::DTYPE == DType::F32
+        && let Some(result) = R::KERNEL.and_then(|kernel| by_kernel(kernel, row))
+    {
+        return T::narrow(result.into());
     }
     let mut lanes = [R::start::<T>(); LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
@@ -181,6 +191,14 @@ pub(in crate::ops) fn fold_row<R: Reduction, T: Number>(row: &[T]) -> T {
         width /= 2;
     }
     lanes[0]
+}
+
+/// A row of f32.
+fn by_kernel<T: Number>(kernel: Kernel, row: &[T]) -> Option<f32> {
+    let row: &[f32] = bytemuck::try_cast_slice(row).ok()?;
+    let mut out = [0.0];
+    math::reduce(kernel, row, 1, row.len(), 1, &mut out).ok()?;
+    Some(out[0])
 }
 
 const TILE: usize = 128;

@@ -12,11 +12,11 @@ use axes::Axes;
 use fold::{Product, Reduction, SumOfMagnitudes, reduce};
 
 use super::def::types::{ALL, I64S, NUMBERS};
-use super::elementwise::{Broadcast, Float, Number, fits, is_half, spread};
+use super::elementwise::{Broadcast, Float, Number, fits, for_wide, spread, wide};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
-use crate::tensor::{DType, Tensor, cast, for_number};
+use crate::tensor::{DType, Tensor, cast};
 
 /// What is done to a result at the end.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,18 +45,34 @@ impl<R: Reduction> CpuKernel for Reduce<R> {
         }
         let x = io.tensor(0)?;
         let dtype = x.dtype();
-        let out = match dtype {
-            // f16 and bf16 through f32, bools as bytes; means of narrow whole numbers do not wrap.
-            d if is_half(d) => self.reduce(io, &cast(x, DType::F32)?, &reduced)?,
-            DType::Bool => self.reduce(io, &cast(x, DType::U8)?, &reduced)?,
-            d if d.is_int() && d != DType::U64 && self.then == Then::DivideByCount => {
-                self.reduce(io, &cast(x, DType::I64)?, &reduced)?
-            }
-            _ => self.reduce(io, x, &reduced)?,
+        let computed = match wide(dtype) {
+            DType::Bool => DType::I32,
+            // The sum of a mean does not wrap.
+            DType::I32 if self.then == Then::DivideByCount => DType::I64,
+            other => other,
+        };
+        let out = if x.is_empty() && self.then == Then::Nothing {
+            let shape = self.axes.shape(x.shape(), &reduced, &1);
+            of_nothing(dtype, shape, R::start())?
+        } else {
+            self.reduce(io, &cast(x, computed)?, &reduced)?
         };
         io.emit(cast(&out, dtype)?);
         Ok(())
     }
+}
+
+/// The result of nothing everywhere; infinities become the last number of the dtype.
+fn of_nothing(dtype: DType, shape: Vec<usize>, start: f64) -> Result<Tensor> {
+    let one = match dtype {
+        DType::Bool => Tensor::scalar(start > 0.0),
+        _ => cast(&Tensor::scalar(start), dtype)?,
+    };
+    let mut out = Tensor::zeros(dtype, shape)?;
+    for o in out.as_mut_bytes()?.chunks_exact_mut(dtype.size().max(1)) {
+        o.copy_from_slice(one.as_bytes());
+    }
+    Ok(out)
 }
 
 /// The marked axes at run time.
@@ -80,7 +96,7 @@ impl<R: Reduction> Reduce<R> {
         if self.then == Then::DivideByCount && count == 0 && dtype.is_int() && !out.is_empty() {
             bail!(Kernel, "the mean of no whole numbers is not defined");
         }
-        for_number!(dtype, T => {
+        for_wide!(dtype, T => {
             let to = out.as_mut_slice::<T>()?;
             reduce::<R, T>(io, x.as_slice::<T>()?, x.shape(), reduced, to)?;
             match self.then {

@@ -1,49 +1,17 @@
-//! `If` and `Loop`: control flow over subgraphs.
+//! `Loop`.
 
-use super::batch::{BatchFlow, BatchQuery};
-use super::case::{Case, ints, iota};
-use super::concat::concat;
-use super::def::types::{ANY, BOOLS, I64S};
-use super::infer::Known;
-use super::{
-    AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, Program, RunContext,
-    cost,
-};
+use super::super::case::{Case, ints};
+use super::super::concat::concat;
+use super::super::def::types::{ANY, BOOLS, I64S};
+use super::super::infer::Known;
+use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
+use super::{built, captured, compiled, context, free_only};
 use crate::error::{Result, bail, err};
 use crate::graph::{Attribute, Dim, Fact, Graph, Node};
 use crate::tensor::{Tensor, Value};
 
-/// One of two subgraphs.
-pub(super) static IF: OpDef = OpDef {
-    name: "If",
-    domain: "",
-    since: 1,
-    attributes: &[
-        AttributeDef::required(THEN, AttributeKind::Graph),
-        AttributeDef::required(ELSE, AttributeKind::Graph),
-    ],
-    inputs: &[Port::required("cond", BOOLS)],
-    outputs: &[Port::variadic("outputs", ANY, 0)],
-    infer: infer_if,
-    batch: free_only,
-    cost: cost::copy,
-    prepare: |p| {
-        let chosen = p.constant(0).map(|t| t.item::<bool>()).transpose()?;
-        let branch = |name: &str, unless: bool| match chosen {
-            Some(c) if c == unless => Ok(None),
-            _ => compiled(p, name, p.node.outputs.len()).map(Some),
-        };
-        Ok(Box::new(If {
-            then_branch: branch(THEN, false)?,
-            else_branch: branch(ELSE, true)?,
-            captures: p.node.captures,
-        }))
-    },
-    cases: if_cases,
-};
-
 /// A subgraph again and again, with values that are carried from one iteration to the next.
-pub(super) static LOOP: OpDef = OpDef {
+pub(in crate::ops) static LOOP: OpDef = OpDef {
     name: "Loop",
     domain: "",
     since: 1,
@@ -69,19 +37,7 @@ pub(super) static LOOP: OpDef = OpDef {
     cases: loop_cases,
 };
 
-const THEN: &str = "then_branch";
-const ELSE: &str = "else_branch";
-const BODY: &str = "body";
-
-/// A subgraph, which must have at least as many outputs as are needed.
-fn compiled(p: &Prepare<'_>, name: &str, outputs: usize) -> Result<Program> {
-    let program = p.subgraph(name)?;
-    let made = program.output_names().count();
-    if made < outputs {
-        bail!(Graph, "subgraph `{name}` has {made} outputs, {outputs} are needed");
-    }
-    Ok(program)
-}
+pub(super) const BODY: &str = "body";
 
 /// How many values a `Loop` carries.
 fn carried(node: &Node) -> Result<usize> {
@@ -93,42 +49,6 @@ fn carried(node: &Node) -> Result<usize> {
             node.captures
         )
     })
-}
-
-fn free_only(q: &BatchQuery<'_>) -> BatchFlow {
-    if q.is_free() {
-        q.everywhere(None)
-    } else {
-        Err("it runs a subgraph, through which the batch is not followed".to_owned())
-    }
-}
-
-fn context(io: &Io<'_>) -> RunContext {
-    RunContext { pool: io.pool().clone(), threads: io.threads().clone() }
-}
-
-#[derive(Debug)]
-struct If {
-    /// `None` where a constant condition never takes this branch.
-    then_branch: Option<Program>,
-    else_branch: Option<Program>,
-    captures: usize,
-}
-
-impl CpuKernel for If {
-    fn run(&self, io: &mut Io<'_>) -> Result<()> {
-        let condition = io.tensor(0)?.item::<bool>()?;
-        let branch = if condition { &self.then_branch } else { &self.else_branch };
-        let branch =
-            branch.as_ref().ok_or_else(|| err!(Internal, "branch {condition} was left out"))?;
-        let all = io.input_count();
-        let inputs =
-            (all - self.captures.min(all)..all).map(|k| io.take(k)).collect::<Result<_>>()?;
-        for value in branch.run(inputs, &context(io))? {
-            io.emit(value);
-        }
-        Ok(())
-    }
 }
 
 #[derive(Debug)]
@@ -199,63 +119,6 @@ fn nothing(index: usize, part: &Fact) -> Result<Tensor> {
     let mut shape = vec![0];
     shape.extend(part.shape.iter().flatten().map(|d| d.as_extent().unwrap_or(0)));
     Tensor::zeros(dtype, shape)
-}
-
-fn captured(i: &Infer<'_>) -> Vec<Known> {
-    let all = i.input_count();
-    let first = all - i.node.captures.min(all);
-    (first..all).map(|k| i.known(k).cloned().unwrap_or_default()).collect()
-}
-
-fn infer_if(i: &mut Infer<'_>) -> Result<()> {
-    let captured = captured(i);
-    let chosen = match i.constant(0) {
-        Some(t) => Some(t.item::<bool>()?),
-        None => None,
-    };
-    let made = match chosen {
-        Some(c) => i.subgraph(if c { THEN } else { ELSE }, &captured)?,
-        None => {
-            let ours = i.subgraph(THEN, &captured)?;
-            let theirs = i.subgraph(ELSE, &captured)?;
-            if ours.len() != theirs.len() {
-                bail!(Graph, "the branches of If have {} and {} outputs", ours.len(), theirs.len());
-            }
-            ours.into_iter()
-                .zip(theirs)
-                .enumerate()
-                .map(|(k, (a, b))| either(i, k, a, b))
-                .collect::<Result<_>>()?
-        }
-    };
-    if made.len() < i.output_count() {
-        bail!(Graph, "If has {} outputs, its branches {}", i.output_count(), made.len());
-    }
-    for (k, known) in made.into_iter().enumerate() {
-        i.set_known(k, known);
-    }
-    Ok(())
-}
-
-/// What is known of a value that is one of two.
-fn either(i: &mut Infer<'_>, output: usize, a: Known, b: Known) -> Result<Known> {
-    if a == b {
-        return Ok(a);
-    }
-    let dtype = match (a.fact.dtype, b.fact.dtype) {
-        (Some(x), Some(y)) if x != y => {
-            bail!(DType, "output {output} of If is {x} in one branch and {y} in the other")
-        }
-        (x, y) => x.and(y).or(x).or(y),
-    };
-    let shape = match (a.fact.shape, b.fact.shape) {
-        (Some(x), Some(y)) if x.len() == y.len() => {
-            Some(x.into_iter().zip(y).map(|(x, y)| if x == y { x } else { i.fresh() }).collect())
-        }
-        _ => None,
-    };
-    let elements = a.elements.filter(|e| Some(e) == b.elements.as_ref());
-    Ok(Known { fact: Fact { dtype, shape }, constant: None, elements })
 }
 
 /// What is known of a carried value in every iteration.
@@ -396,58 +259,6 @@ fn trip_count(i: &Infer<'_>, condition: &Known) -> Option<Dim> {
     let goes_on = condition.constant.as_ref().is_some_and(holds);
     let limit = i.elements(0).filter(|e| e.len() == 1)?.pop()?;
     (starts && goes_on).then_some(limit)
-}
-
-/// A graph for a case; a graph without outputs, which no case passes with, if it fails.
-fn built(build: impl FnOnce(&mut Graph) -> Result<()>) -> Graph {
-    let mut graph = Graph::new("sub");
-    match build(&mut graph) {
-        Ok(()) => graph,
-        Err(_) => Graph::default(),
-    }
-}
-
-fn if_cases() -> Vec<Case> {
-    // The first of two captured values, or both joined.
-    let first = || {
-        built(|g| {
-            let a = g.add_input("a", Fact::unknown())?;
-            g.add_input("b", Fact::unknown())?;
-            let y = g.add_value("y", Fact::unknown())?;
-            g.add_node("copy", "Identity", [Some(a)], [Some(y)]);
-            g.set_outputs([y]);
-            Ok(())
-        })
-    };
-    let both = || {
-        built(|g| {
-            let a = g.add_input("a", Fact::unknown())?;
-            let b = g.add_input("b", Fact::unknown())?;
-            let y = g.add_value("y", Fact::unknown())?;
-            let node = g.add_node("join", "Concat", [Some(a), Some(b)], [Some(y)]);
-            node.attributes.insert("axis".to_owned(), 0.into());
-            g.set_outputs([y]);
-            Ok(())
-        })
-    };
-    let new = |name| Case::new("If", 16, name).attr(THEN, first()).attr(ELSE, both());
-    let (a, b) = (|| ints(&[1], vec![7]), || ints(&[2], vec![8, 9]));
-    vec![
-        new("then").input(Tensor::scalar(true)).input(a()).input(b()).captures(2).output(a()),
-        new("else, of another shape")
-            .input(Tensor::scalar(false))
-            .input(a())
-            .input(b())
-            .captures(2)
-            .output(ints(&[3], vec![7, 8, 9])),
-        // The other branch cannot be inferred: its inputs have different numbers of axes.
-        new("a constant condition needs only its branch")
-            .constant(Tensor::scalar(true))
-            .input(iota(&[1, 1]))
-            .input(b())
-            .captures(2)
-            .output(iota(&[1, 1])),
-    ]
 }
 
 fn loop_cases() -> Vec<Case> {

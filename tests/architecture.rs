@@ -1,0 +1,120 @@
+//! The rules of ARCHITECTURE.md that a program can check: which room may use which, how large a
+//! file may grow, that nothing stands outside of its table.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// What each room of `src/` may use of the others.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("kernels", &[]),
+    ("tensor", &["error"]),
+    ("graph", &["error", "tensor"]),
+    ("ops", &["error", "tensor", "graph", "kernels"]),
+    ("passes", &["error", "tensor", "graph", "ops"]),
+    ("import", &["error", "tensor", "graph"]),
+    ("device", &["error", "tensor", "graph", "ops", "passes"]),
+    ("partition", &["error", "tensor", "graph", "device"]),
+    ("pipeline", &["error", "tensor", "graph", "ops", "passes", "device", "partition", "registry"]),
+    ("check", &["error", "tensor", "import", "pipeline"]),
+];
+
+/// The names at the crate's root, and the rooms that they come from.
+const RE_EXPORTS: &[(&str, &str)] = &[
+    ("Error", "error"),
+    ("ErrorKind", "error"),
+    ("Result", "error"),
+    ("Tensor", "tensor"),
+    ("Value", "tensor"),
+    ("DType", "tensor"),
+    ("Shape", "tensor"),
+];
+
+#[test]
+fn rooms_use_only_what_they_may() {
+    let names: BTreeMap<&str, &str> = RE_EXPORTS.iter().copied().collect();
+    let mut wrong = Vec::new();
+    let mut checked = 0;
+    for (room, allowed) in ARROWS {
+        let mut files = Vec::new();
+        rust_files(&root().join("src").join(room), &mut files);
+        assert!(!files.is_empty(), "there is no room {room}");
+        for file in files {
+            let text = std::fs::read_to_string(&file).unwrap();
+            // Tests may look further.
+            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for line in text.lines().filter(|l| !l.trim_start().starts_with("//")) {
+                for part in line.split("crate::").skip(1) {
+                    let name: String =
+                        part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                    let target = names.get(name.as_str()).copied().unwrap_or(&name);
+                    checked += 1;
+                    if !target.is_empty() && target != *room && !allowed.contains(&target) {
+                        wrong.push(format!("{}: {}", file.display(), line.trim()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(checked > 100, "only {checked} uses found");
+    assert!(wrong.is_empty(), "uses against the arrows:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_outgrows_its_room() {
+    const LARGEST: usize = 1_200;
+    let mut files = Vec::new();
+    for folder in ["src", "actors", "tests", "benches", "examples"] {
+        let folder = root().join(folder);
+        if folder.is_dir() {
+            rust_files(&folder, &mut files);
+        }
+    }
+    assert!(files.len() > 50);
+    for file in files {
+        if file.ends_with("onnx/pb.rs") {
+            continue; // generated
+        }
+        let lines = std::fs::read_to_string(&file).unwrap().lines().count();
+        assert!(lines <= LARGEST, "{} has {lines} lines", file.display());
+    }
+}
+
+#[test]
+fn every_pass_and_operator_file_stands_in_its_table() {
+    for (folder, table) in [("src/passes", "src/passes/mod.rs"), ("src/ops", "src/ops/mod.rs")] {
+        let text = std::fs::read_to_string(root().join(table)).unwrap();
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            if stem != "mod" {
+                assert!(text.contains(&format!("mod {stem};")), "{table} lacks `mod {stem};`");
+            }
+        }
+    }
+}
+
+#[test]
+fn handles_are_shared_between_threads() {
+    const fn shared<T: Clone + Send + Sync>() {}
+    shared::<brigade::Pipeline>();
+    shared::<brigade::HeteroExecutable>();
+    shared::<brigade::CompiledGraph>();
+    shared::<brigade::Registry>();
+    shared::<brigade::Tensor>();
+    shared::<brigade::Error>();
+}
