@@ -389,10 +389,15 @@ fn nobody_reading_is_no_error() {
 
 #[test]
 fn the_demo_reads_the_digits() {
-    let output = brigade(&["demo", "--json", "--seconds", "0", "--micro-batch", "100"]);
+    // Without optimisation all images would take minutes.
+    let (images, correct) = if cfg!(debug_assertions) { (16, 16) } else { (900, 895) };
+    let count = images.to_string();
+    let output =
+        brigade(&["demo", "--json", "--seconds", "0", "--micro-batch", "4", "--images", &count]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let document = json(&output);
-    assert_eq!((&document["correct"], &document["images"]), (&895.into(), &900.into()));
+    assert_eq!(document["images"], images);
+    assert_eq!(document["correct"], correct);
     assert_eq!((&document["bit_equal"], &document["segments"]), (&true.into(), &2.into()));
     assert_eq!(document["stages"].as_array().unwrap().len(), 2);
     assert!(document["max_abs"].as_f64().unwrap() <= 1e-4);

@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
-            return finish(refused(&cases, &e, args.repeat), console);
+            return finish(&refused(&cases, &e, args.repeat), console);
         }
         Err(e) => return Err(e.into()),
     };
@@ -89,7 +89,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         Ok(both) => both,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
-            return finish(refused(&cases, &e, args.repeat), console);
+            return finish(&refused(&cases, &e, args.repeat), console);
         }
         Err(e) => return Err(e.into()),
     };
@@ -169,7 +169,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         error: None,
     };
     drop(pipeline);
-    finish(document, console)
+    finish(&document, console)
 }
 
 /// Whether an error says that the model cannot be run, rather than that the command is wrong.
@@ -331,7 +331,7 @@ fn divergence(args: &Args, candidate: &HeteroExecutable, case: &Case) -> Result<
     first_divergence(&reference, candidate, &feed, tolerance(|o| o.atol), tolerance(|o| o.rtol))
 }
 
-fn finish(document: Document, console: &Console) -> Outcome {
+fn finish(document: &Document, console: &Console) -> Outcome {
     let mut rows = vec![row(["case", "status", "output", "max_abs", "allowed", "first bad node"])];
     let number = |n: Option<f64>| n.map_or_else(String::new, |n| format!("{n:.3e}"));
     for c in &document.cases {
@@ -362,7 +362,7 @@ fn finish(document: Document, console: &Console) -> Outcome {
         "{} passed, {} failed, {} refused\n",
         document.passed, document.failed, document.refused
     );
-    console.result(&document, &text)?;
+    console.result(document, &text)?;
     let success = document.passed > 0 && document.failed == 0 && document.refused == 0;
     if success { Ok(()) } else { Err(Failure::Told) }
 }

@@ -40,6 +40,9 @@ pub(super) struct Args {
     /// Images per micro-batch
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     micro_batch: u32,
+    /// Use only the first N of the 900 images
+    #[arg(long, value_name = "N", default_value_t = 900, value_parser = clap::value_parser!(u32).range(1..=900))]
+    images: u32,
     /// About how long to measure; every image is streamed at least once
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     seconds: f64,
@@ -96,11 +99,11 @@ struct Data {
 }
 
 impl Data {
-    fn new(micro_batch: usize) -> Result<Self> {
+    fn new(total: usize, micro_batch: usize) -> Result<Self> {
         let images = cast(&import::parse_npy(IMAGES)?, DType::F32)?;
-        let labels = cast(&import::parse_npy(LABELS)?, DType::I64)?.to_i64s()?;
-        let oracle = import::parse_npy(PROBABILITIES)?;
-        let total = labels.len();
+        let labels = import::parse_npy(LABELS)?.rows(0, total)?;
+        let labels = cast(&labels, DType::I64)?.to_i64s()?;
+        let oracle = import::parse_npy(PROBABILITIES)?.rows(0, total)?;
         let batches = (0..total)
             .step_by(micro_batch)
             .map(|at| images.narrow(0, at, micro_batch.min(total - at)))
@@ -118,7 +121,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         return Err(err!(Usage, "--seconds {} is not between 0 and 3600", args.seconds).into());
     }
     let micro_batch = args.micro_batch as usize;
-    let data = Data::new(micro_batch)?;
+    let data = Data::new(args.images as usize, micro_batch)?;
     let graph = import::from_bytes(MODEL, None, &Limits::default())?.graph;
     let extents = Extents(data.batches[0].shape().to_vec());
     let placing = Placing {

@@ -76,7 +76,7 @@ fn text(d: &Document) -> String {
                 i.lanes.to_string(),
                 i.cores.to_string(),
                 bytes(i.memory_bytes),
-                [&[i.name.clone()], &i.features[..]].concat().join(" "),
+                format!("{} {}", i.name, i.features.join(" ")).trim_end().to_owned(),
             ],
             (None, reason) => {
                 let reason = reason.as_deref().unwrap_or("no reason given");

@@ -84,7 +84,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let mut inference = None;
     if args.after_passes {
         crate::passes::optimise(&mut graph, registry.ops(), &CompileOptions::default())?;
-    } else if args.shapes || args.dot.is_some() {
+    } else {
         let mut inferred = graph.clone();
         match infer_graph(&mut inferred, registry.ops()) {
             Ok(_) => graph = inferred,

@@ -21,6 +21,7 @@ use crate::partition::{
 };
 use crate::pipeline::{HeteroExecutable, Pipeline, placement};
 use crate::registry::Registry;
+use crate::tensor::Value;
 
 /// Where the nodes run, and how the pipeline runs.
 #[derive(Clone, Debug, Default, Args)]
@@ -268,6 +269,21 @@ impl Placed {
     /// The extent of a symbol, if a shape tells it.
     pub(super) fn symbol(&self, name: &str) -> Option<i64> {
         self.symbols.get(name).copied()
+    }
+
+    /// Takes the shapes of these inputs for what is to come, where no shape was given.
+    pub(super) fn expect(&mut self, inputs: &[(String, Value)]) {
+        let mut shapes = self.shapes.clone();
+        for (name, value) in inputs {
+            if let Some(shape) = value.shape() {
+                shapes.entry(name.clone()).or_insert_with(|| shape.to_vec());
+            }
+        }
+        let given: Vec<(&str, &[usize])> =
+            shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
+        if let Ok(symbols) = bind_symbols(&self.graph, &given) {
+            self.symbols = symbols;
+        }
     }
 
     /// Spawns the pipeline; records up to `trace` events per actor.

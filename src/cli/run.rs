@@ -102,7 +102,7 @@ struct Ran {
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
-    let placed = args.placing.load(&args.model, console)?;
+    let mut placed = args.placing.load(&args.model, console)?;
     let (items, notices) = match args.generate {
         Some(n) => {
             (Items::generated(&placed.graph, &placed.shapes, n as usize, args.seed)?, Vec::new())
@@ -113,13 +113,19 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         console.notice(&format!("notice: {notice}"));
     }
     let results = args.output.as_ref().map(|dir| Results::new(dir, args.npz)).transpose()?;
+    let cutter = Cutter::new(&placed)?;
+    // What the first item looks like says what memory is needed; if it is bad, that is told later.
+    if let Some(Item { inputs: Ok(inputs), .. }) = items.iter().next()
+        && let Ok(parts) = cutter.cut(inputs)
+    {
+        placed.expect(parts.first().map_or(&[], Vec::as_slice));
+    }
     let split = placed.split()?;
     let plan = placed.report(&split);
     let memory = placed.memory(&split, args.sequential);
     console.notice(&placed.origin);
     console.detail(&plan.to_string());
     console.notice(&memory.to_string());
-    let cutter = Cutter::new(&placed)?;
 
     let mut sequential_seconds = None;
     let mut digests = HashMap::new();
