@@ -222,7 +222,6 @@ mod tests {
             shapes: &shapes,
             output_shapes: &[None],
             ints: &ints,
-            symbol: None,
         })
     }
 
