@@ -303,7 +303,6 @@ pub(crate) use bail;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn context_is_part_of_the_message() {

@@ -9,7 +9,7 @@ fn run(case: &Case, threads: usize) -> Result<(), String> {
     infer_graph(&mut graph, &registry).map_err(|e| e.to_string())?;
     graph.validate().map_err(|e| e.to_string())?;
     let facts: Vec<_> = graph.outputs().iter().map(|v| graph.value(*v).fact.clone()).collect();
-    let program = Program::compile(graph, &registry, &CompileOptions::default())
+    let program = Program::compile(&graph, &registry, &CompileOptions::default())
         .map_err(|e| e.to_string())?;
     let context = RunContext {
         threads: Threads::new(threads).map_err(|e| e.to_string())?,

@@ -73,7 +73,7 @@ fn run(folder: &Path, registry: &OpRegistry) -> Outcome {
     let mut attempt = || -> Result<Result<(), String>, brigade::Error> {
         infer_graph(&mut graph, registry)?;
         let facts: Vec<_> = graph.outputs().iter().map(|v| graph.value(*v).fact.clone()).collect();
-        let program = Program::compile(graph.clone(), registry, &CompileOptions::default())?;
+        let program = Program::compile(&graph, registry, &CompileOptions::default())?;
         let mut sets: Vec<PathBuf> = std::fs::read_dir(folder)?
             .filter_map(|e| Some(e.ok()?.path()))
             .filter(|p| p.is_dir())

@@ -62,7 +62,7 @@ impl Device for CpuDevice {
     ) -> Result<Arc<dyn CompiledSegment>> {
         passes::optimise(&mut graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;
-        let program = Program::compile(graph, &self.ops, options)
+        let program = Program::compile(&graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;
         Ok(Arc::new(CpuSegment { program: Arc::new(program), threads: options.threads }))
     }

@@ -251,7 +251,7 @@ fn cast_cases() -> Vec<Case> {
             .output(filled(&[1], &[-1i64])),
         new("f32 to f16", DType::F16, halves.clone())
             .output(filled(&[2, 2], &[0x2e66u16, 0xfbff, 0x0002, 0x4100].map(f16::from_bits))),
-        new("f32 to bf16 rounds to even", DType::BF16, filled(&[2], &[1.003_906_25f32, 0.1]))
+        new("f32 to bf16 rounds to even", DType::BF16, filled(&[2], &[1.003_906_3_f32, 0.1]))
             .output(filled(&[2], &[0x3f80u16, 0x3dcd].map(bf16::from_bits))),
         new("f16 to f64", DType::F64, as_dtype(&filled(&[1], &[2.5f32]), DType::F16))
             .output(filled(&[1], &[2.5f64])),

@@ -61,7 +61,7 @@ impl Prepare<'_> {
         let graph: &Graph = self.node.graph(attribute)?.ok_or_else(|| {
             err!(Graph, "node `{}` lacks its subgraph `{attribute}`", self.node.name)
         })?;
-        Program::compile(graph.clone(), self.registry, self.options)
+        Program::compile(graph, self.registry, self.options)
     }
 }
 

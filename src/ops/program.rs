@@ -62,7 +62,7 @@ impl Program {
     ///
     /// # Errors
     /// If a node cannot be run here; names the node.
-    pub fn compile(graph: Graph, registry: &OpRegistry, options: &CompileOptions) -> Result<Self> {
+    pub fn compile(graph: &Graph, registry: &OpRegistry, options: &CompileOptions) -> Result<Self> {
         if let Some(p) = graph.unbound_params().next() {
             bail!(Missing, "parameter `{}` is not bound", p.name);
         }

@@ -205,7 +205,7 @@ fn sum_of_exponentials<T: Float>(row: &[T]) -> T {
 }
 
 /// By numpy in double precision.
-const OF_0123: [f32; 4] = [0.032_058_604, 0.087_144_32, 0.236_882_82, 0.643_914_27];
+const OF_0123: [f32; 4] = [0.032_058_604, 0.087_144_32, 0.236_882_82, 0.643_914_3];
 
 fn softmax_cases() -> Vec<Case> {
     let new = |name: &str| Case::new("Softmax", 13, name);

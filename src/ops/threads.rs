@@ -70,7 +70,7 @@ impl Threads {
         row: usize,
         work: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        let rows = if row == 0 { 0 } else { out.len() / row };
+        let rows = out.len().checked_div(row).unwrap_or(0);
         let parts = self.count().min(rows).max(1);
         match &self.0 {
             Some(pool) if parts > 1 => {

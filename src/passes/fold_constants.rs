@@ -50,7 +50,7 @@ pub(super) fn run(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Resu
         if too_large(&single, input_bytes) {
             continue;
         }
-        let program = Program::compile(single, registry, &CompileOptions::default())?;
+        let program = Program::compile(&single, registry, &CompileOptions::default())?;
         let values = program.run(Vec::new(), &context)?;
         let tensors: Option<Vec<Tensor>> = values
             .into_iter()

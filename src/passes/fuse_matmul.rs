@@ -161,8 +161,7 @@ mod tests {
 
     fn run_graph(graph: &Graph) -> Vec<Value> {
         let registry = OpRegistry::default();
-        let program =
-            Program::compile(graph.clone(), &registry, &CompileOptions::default()).unwrap();
+        let program = Program::compile(graph, &registry, &CompileOptions::default()).unwrap();
         program.run(vec![numbers(&[2, 3, 4], 5).into()], &RunContext::default()).unwrap()
     }
 

@@ -225,7 +225,7 @@ impl HeteroExecutable {
     /// As [`Self::run`].
     pub fn run_values(&self, named: Vec<(String, Value)>) -> Result<Vec<Value>> {
         let inputs = self.prepared.arrange(named)?;
-        self.run_ordered(inputs, &mut |_, _, _| {})
+        self.run_ordered(&inputs, &mut |_, _, _| {})
     }
 
     /// As [`Self::run_values`]; `observe` sees the name, operator and outputs of each node.
@@ -238,13 +238,13 @@ impl HeteroExecutable {
         observe: &mut dyn FnMut(&str, &str, &[Value]),
     ) -> Result<Vec<Value>> {
         let inputs = self.prepared.arrange(named)?;
-        self.run_ordered(inputs, observe)
+        self.run_ordered(&inputs, observe)
     }
 
     /// Runs values that are in order and admitted.
     pub(crate) fn run_ordered(
         &self,
-        inputs: Vec<Value>,
+        inputs: &[Value],
         observe: &mut dyn FnMut(&str, &str, &[Value]),
     ) -> Result<Vec<Value>> {
         let sealed = self.prepared.seal()?;
@@ -303,7 +303,7 @@ fn run_segments(
     split: &Segmentation,
     instances: &mut [Box<dyn Instance>],
     fixed: &std::collections::HashMap<usize, Tensor>,
-    inputs: Vec<Value>,
+    inputs: &[Value],
     observe: &mut dyn FnMut(&str, &str, &[Value]),
 ) -> Result<Vec<Value>> {
     let mut made: Vec<Vec<Value>> = Vec::with_capacity(instances.len());

@@ -79,6 +79,7 @@ fn named<N: Into<String>, V: Into<Value>>(
     inputs.into_iter().map(|(n, v)| (n.into(), v.into())).collect()
 }
 
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
 fn push_error<I>(error: actors::PushError<I>) -> Error {
     match error.kind() {
         actors::PushErrorKind::Full => {

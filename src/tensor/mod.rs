@@ -4,14 +4,15 @@
 //! a handle. It is written in place only while its buffer is unique
 //! ([`Tensor::as_mut_slice`]). This module knows no graph.
 
+mod array;
 mod buffer;
 mod cast;
 mod dtype;
 mod pool;
 mod shape;
-mod tensor;
 mod value;
 
+pub use array::{Tensor, TensorDisplay};
 pub use buffer::Buffer;
 pub use cast::{Element, cast};
 #[allow(unused_imports)]
@@ -19,5 +20,4 @@ pub(crate) use cast::{for_dtypes, for_number};
 pub use dtype::DType;
 pub use pool::BufferPool;
 pub use shape::{Shape, broadcast_shapes, element_count, normalise_axis, strides};
-pub use tensor::{Tensor, TensorDisplay};
 pub use value::Value;

@@ -45,7 +45,7 @@ fn run(case: &Case, context: &RunContext) -> Result<Vec<Value>> {
     let registry = OpRegistry::default();
     let (mut graph, feeds) = case.graph()?;
     infer_graph(&mut graph, &registry)?;
-    let program = Program::compile(graph, &registry, &CompileOptions::default())?;
+    let program = Program::compile(&graph, &registry, &CompileOptions::default())?;
     program.run(feeds.into_iter().map(|(_, v)| v).collect(), context)
 }
 

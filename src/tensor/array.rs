@@ -31,6 +31,7 @@ impl Tensor {
     ///
     /// # Errors
     /// If the shape does not have as many elements as `data`.
+    #[allow(clippy::needless_pass_by_value)] // callers have a vector and no more use for it
     pub fn new<T: Element>(shape: impl Into<Shape>, data: Vec<T>) -> Result<Self> {
         Self::from_slice(shape, &data)
     }
