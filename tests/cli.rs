@@ -1,4 +1,5 @@
 //! The program, run as its users run it.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::ffi::OsStr;
 use std::io::Read;

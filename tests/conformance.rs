@@ -1,4 +1,5 @@
 //! Every case of every operator on the CPU, and what inference said of it beforehand.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use brigade::ops::case::Case;
 use brigade::ops::{CompileOptions, OpRegistry, Program, RunContext, TABLE, Threads, infer_graph};

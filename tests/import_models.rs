@@ -1,8 +1,7 @@
 //! Real models import. They are fetched by `tests/models/fetch_models.py`; `BRIGADE_MODELS` names
 //! their folder, and `BRIGADE_REQUIRE_MODELS=1` makes it a failure that they are not there.
-
-#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 #![cfg(feature = "onnx")]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::PathBuf;
 

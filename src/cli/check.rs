@@ -61,7 +61,11 @@ struct Document {
 const TRACE_EVENTS: usize = 1 << 16;
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
-    let cases = read_cases(&args.cases)?;
+    let mut cases = read_cases(&args.cases)?;
+    // What is bound on the command line is no input any more.
+    for case in &mut cases {
+        case.inputs.retain(|i| args.placing.bind.iter().all(|b| b.name != i.name));
+    }
     let placed = match args.placing.load(&args.model, console) {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {

@@ -7,12 +7,14 @@ use clap::Args as ClapArgs;
 use serde::Serialize;
 
 use super::console::Console;
-use super::failure::Outcome;
+use super::failure::{Failure, Outcome};
 use super::model;
 use super::table::{bytes, table};
+use crate::device::DeviceId;
 use crate::error::Result;
 use crate::graph::{Graph, ValueId};
 use crate::ops::{CompileOptions, MissingOp, infer_graph};
+use crate::pipeline::compile_with;
 use crate::registry::Registry;
 
 /// Arguments of `inspect`.
@@ -74,11 +76,14 @@ struct Document {
     cannot_run: Vec<Missing>,
     /// Why shapes could not be inferred, if so.
     inference: Option<String>,
+    /// Why it cannot be compiled, although every operator is known.
+    refused: Option<String>,
     shapes: Option<Vec<NodeRow>>,
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let mut graph = model::load(&args.model, console)?;
+    let whole = graph.clone();
     let registry = Registry::default();
     let cannot_run = registry.ops().missing(&graph);
     let mut inference = None;
@@ -94,8 +99,18 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     if let Some(path) = &args.dot {
         model::write(path, &graph.to_dot(&|_| None))?;
     }
-    let document = document(args, &graph, cannot_run, inference)?;
-    console.result(&document, &text(&document))
+    // What the operators' rows admit may still be refused by its attributes: compiling tells.
+    let refused = if cannot_run.is_empty() && graph.unbound_params().next().is_none() {
+        compile_with(whole, &DeviceId::cpu(0), &CompileOptions::default())
+            .err()
+            .map(|e| e.to_string())
+    } else {
+        None
+    };
+    let document = document(args, &graph, cannot_run, inference, refused)?;
+    console.result(&document, &text(&document))?;
+    let runs = document.cannot_run.is_empty() && document.refused.is_none();
+    if runs { Ok(()) } else { Err(Failure::Told) }
 }
 
 fn document(
@@ -103,6 +118,7 @@ fn document(
     graph: &Graph,
     cannot_run: Vec<MissingOp>,
     inference: Option<String>,
+    refused: Option<String>,
 ) -> Result<Document> {
     let port = |v: &ValueId| {
         let info = graph.value(*v);
@@ -148,6 +164,7 @@ fn document(
         parameter_bytes: size,
         cannot_run: cannot_run.into_iter().map(missing).collect(),
         inference,
+        refused,
         shapes: args.shapes.then(rows),
     })
 }
@@ -203,7 +220,9 @@ fn text(d: &Document) -> String {
     if let Some(why) = &d.inference {
         out += &format!("shapes could not be inferred: {why}\n");
     }
-    if d.cannot_run.is_empty() {
+    if let Some(why) = &d.refused {
+        out += &format!("cannot be run: {why}\n");
+    } else if d.cannot_run.is_empty() {
         out += "every operator can be run\n";
     } else {
         out += "cannot be run:\n";

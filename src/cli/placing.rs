@@ -61,10 +61,16 @@ pub(super) struct Placing {
     pub(super) disable_pass: Vec<String>,
 }
 
+/// What a command line may ask for: more is a slip of the finger, and costs memory or threads
+/// before anything else could refuse it.
+const MOST_STAGES: usize = 4_096;
+const MOST_IN_FLIGHT: usize = 65_536;
+const MOST_THREADS: usize = 256;
+
 fn positive(text: &str) -> Result<usize> {
     match text.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err(err!(Usage, "it must be a number, at least 1")),
+        Ok(n) if (1..=MOST_STAGES).contains(&n) => Ok(n),
+        _ => Err(err!(Usage, "it must be a number from 1 to {MOST_STAGES}")),
     }
 }
 
@@ -79,8 +85,8 @@ impl FromStr for Flight {
         match text {
             "auto" => Ok(Self(None)),
             digits => match digits.parse() {
-                Ok(n) if n > 0 => Ok(Self(Some(n))),
-                _ => Err(err!(Usage, "it must be `auto` or a number, at least 1")),
+                Ok(n) if (1..=MOST_IN_FLIGHT).contains(&n) => Ok(Self(Some(n))),
+                _ => Err(err!(Usage, "it must be `auto` or a number from 1 to {MOST_IN_FLIGHT}")),
             },
         }
     }
@@ -102,8 +108,11 @@ impl FromStr for Threads {
             None => (None, text),
         };
         match count.parse() {
-            Ok(count) if count > 0 => Ok(Self { device, count }),
-            _ => Err(err!(Usage, "`{count}` is no number of threads, at least 1")),
+            Ok(n) if (1..=MOST_THREADS).contains(&n) => Ok(Self { device, count: n }),
+            _ => Err(err!(
+                Usage,
+                "`{count}` is no number of threads; it must be from 1 to {MOST_THREADS}"
+            )),
         }
     }
 }

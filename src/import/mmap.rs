@@ -14,7 +14,7 @@ use crate::tensor::Buffer;
 /// If the file cannot be mapped.
 pub(super) fn map(file: &File) -> Result<Buffer> {
     if file.metadata()?.len() == 0 {
-        return Ok(Buffer::zeroed(0));
+        return Buffer::zeroed(0);
     }
     // SAFETY: the mapping is private and read-only, and nothing in this process writes the file.
     // That no other process truncates it is asked of the user, above and in the documentation.

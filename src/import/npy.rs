@@ -75,7 +75,7 @@ pub(crate) fn read_array(
             if there < need as u64 {
                 bail!(Format, "truncated: {dtype}{shape} takes {need} bytes, {there} are there");
             }
-            let mut buffer = Buffer::zeroed(need);
+            let mut buffer = Buffer::zeroed(need)?;
             if let Some(bytes) = buffer.unique_bytes() {
                 reader.read_exact(bytes).map_err(unexpected_end)?;
             }
@@ -102,7 +102,7 @@ pub(crate) fn read_array(
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
     }
     if header.fortran_order && shape.rank() > 1 {
-        buffer = from_fortran(buffer.as_bytes(), &shape, dtype.size());
+        buffer = from_fortran(buffer.as_bytes(), &shape, dtype.size())?;
     }
     Tensor::from_buffer(dtype, shape, buffer)
 }
@@ -116,9 +116,9 @@ fn unexpected_end(e: std::io::Error) -> crate::Error {
 }
 
 /// Elements in column-major order, put into row-major order.
-fn from_fortran(source: &[u8], shape: &[usize], size: usize) -> Buffer {
-    let mut out = Buffer::zeroed(source.len());
-    let Some(bytes) = out.unique_bytes() else { return out };
+fn from_fortran(source: &[u8], shape: &[usize], size: usize) -> Result<Buffer> {
+    let mut out = Buffer::zeroed(source.len())?;
+    let Some(bytes) = out.unique_bytes() else { return Ok(out) };
     let steps = strides(shape);
     let mut index = vec![0usize; shape.len()];
     let mut at = 0usize;
@@ -134,7 +134,7 @@ fn from_fortran(source: &[u8], shape: &[usize], size: usize) -> Buffer {
             index[axis] = 0;
         }
     }
-    out
+    Ok(out)
 }
 
 struct Header {

@@ -30,6 +30,17 @@ pub struct Pass {
     run: fn(&mut Graph, &[Known], &OpRegistry) -> Result<usize>,
     /// Whether it also runs on subgraphs (where nothing but facts and constants is known).
     in_subgraphs: bool,
+    /// On what it runs.
+    scope: Scope,
+}
+
+/// What a pass runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// Whole graphs, before they are placed, and segments.
+    Everywhere,
+    /// Segments only: it merges nodes, which a placement may have put on different devices.
+    Segments,
 }
 
 /// Every pass, in the order in which they run.
@@ -39,48 +50,56 @@ pub static PASSES: &[Pass] = &[
         summary: "gives subgraphs the constants that they capture, and drops unused captures",
         run: captures::run,
         in_subgraphs: true,
+        scope: Scope::Everywhere,
     },
     Pass {
         name: "fold-constants",
         summary: "computes nodes whose inputs are all constant",
         run: fold_constants::run,
         in_subgraphs: true,
+        scope: Scope::Everywhere,
     },
     Pass {
         name: "fold-shapes",
         summary: "replaces shape arithmetic whose result is known by constants",
         run: fold_shapes::run,
         in_subgraphs: false,
+        scope: Scope::Everywhere,
     },
     Pass {
         name: "inline-if",
         summary: "replaces an If with a constant condition by the branch that is taken",
         run: inline_if::run,
         in_subgraphs: true,
+        scope: Scope::Everywhere,
     },
     Pass {
         name: "remove-identity",
         summary: "removes nodes that only pass their input on",
         run: remove_identity::run,
         in_subgraphs: true,
+        scope: Scope::Everywhere,
     },
     Pass {
         name: "fuse-activations",
         summary: "recognises HardSwish, Silu and Gelu that are spelt out in smaller operators",
         run: fuse_activations::run,
         in_subgraphs: true,
+        scope: Scope::Segments,
     },
     Pass {
         name: "fuse-conv",
         summary: "folds scales, offsets, residuals and activations into the convolution before",
         run: fuse_conv::run,
         in_subgraphs: true,
+        scope: Scope::Segments,
     },
     Pass {
         name: "fuse-matmul",
         summary: "folds scales, biases, residuals and activations into the product before",
         run: fuse_matmul::run,
         in_subgraphs: true,
+        scope: Scope::Segments,
     },
 ];
 
@@ -104,6 +123,27 @@ pub fn optimise(
     registry: &OpRegistry,
     options: &CompileOptions,
 ) -> Result<PassReport> {
+    run(graph, registry, options, Scope::Everywhere)
+}
+
+/// As [`optimise`], for a segment that stays whole: also runs the passes that merge nodes.
+///
+/// # Errors
+/// As [`optimise`].
+pub fn optimise_segment(
+    graph: &mut Graph,
+    registry: &OpRegistry,
+    options: &CompileOptions,
+) -> Result<PassReport> {
+    run(graph, registry, options, Scope::Segments)
+}
+
+fn run(
+    graph: &mut Graph,
+    registry: &OpRegistry,
+    options: &CompileOptions,
+    scope: Scope,
+) -> Result<PassReport> {
     for name in &options.disabled_passes {
         if !PASSES.iter().any(|p| p.name == name) {
             let names: Vec<_> = PASSES.iter().map(|p| p.name).collect();
@@ -112,8 +152,11 @@ pub fn optimise(
     }
     graph.validate()?;
     registry.check(graph)?;
-    let passes: Vec<&Pass> =
-        PASSES.iter().filter(|p| !options.disabled_passes.iter().any(|d| d == p.name)).collect();
+    let passes: Vec<&Pass> = PASSES
+        .iter()
+        .filter(|p| p.scope == Scope::Everywhere || scope == Scope::Segments)
+        .filter(|p| !options.disabled_passes.iter().any(|d| d == p.name))
+        .collect();
     let mut report = PassReport { changes: passes.iter().map(|p| (p.name, 0)).collect() };
     for _ in 0..ROUNDS {
         let mut changed = 0;

@@ -83,7 +83,7 @@ impl Tensor {
         if dtype == DType::String {
             return Self::from_strings(shape, vec![String::new(); count]);
         }
-        Ok(Self { dtype, shape, buffer: Buffer::zeroed(count * dtype.size()) })
+        Ok(Self { dtype, shape, buffer: Buffer::zeroed(count * dtype.size())? })
     }
 
     /// A tensor from the pool; its contents are arbitrary, except that bools are `false`.
@@ -96,7 +96,7 @@ impl Tensor {
         if dtype == DType::String {
             bail!(DType, "strings do not come from a buffer pool");
         }
-        let mut buffer = pool.allocate(count * dtype.size());
+        let mut buffer = pool.allocate(count * dtype.size())?;
         if dtype == DType::Bool
             && let Some(bytes) = buffer.unique_bytes()
         {
@@ -349,7 +349,7 @@ impl Tensor {
         let outer: usize = dims[..axis].iter().product();
         let inner: usize = dims[axis + 1..].iter().product::<usize>() * first.dtype.size();
         let count = element_count(&dims, first.dtype.size())?;
-        let mut buffer = Buffer::zeroed(count * first.dtype.size());
+        let mut buffer = Buffer::zeroed(count * first.dtype.size())?;
         if let Some(out) = buffer.unique_bytes() {
             let mut at = 0;
             for o in 0..outer {
@@ -379,7 +379,7 @@ impl Tensor {
         let outer: usize = dims[..axis].iter().product();
         let inner: usize = dims[axis + 1..].iter().product::<usize>() * self.dtype.size();
         let (from, n) = (self.shape[axis] * inner, count * inner);
-        let mut buffer = Buffer::zeroed(outer * n);
+        let mut buffer = Buffer::zeroed(outer * n)?;
         if let Some(out) = buffer.unique_bytes() {
             for o in 0..outer {
                 let at = o * from + start * inner;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use bytemuck::Zeroable;
 
-use super::pool::{LINE, Line, PoolInner};
+use super::pool::{LINE, Line, PoolInner, zeroed_lines};
+use crate::error::Result;
 
 pub(crate) struct Storage {
     bytes: Bytes,
@@ -59,8 +60,11 @@ impl Buffer {
     }
 
     /// A buffer of `len` zero bytes.
-    pub fn zeroed(len: usize) -> Self {
-        Self::new(Storage::heap(vec![Line::zeroed(); len.div_ceil(LINE)], None), len)
+    ///
+    /// # Errors
+    /// If the memory cannot be had.
+    pub fn zeroed(len: usize) -> Result<Self> {
+        Ok(Self::new(Storage::heap(zeroed_lines(len.div_ceil(LINE))?, None), len))
     }
 
     /// A copy of `bytes`.

@@ -6,11 +6,24 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bytemuck::{Pod, Zeroable};
 
 use super::buffer::{Buffer, Storage};
+use crate::error::{Result, err};
 
 /// A cache line; a vector of them is a byte buffer aligned to 64.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Line([u8; 64]);
+
+/// `count` lines of zeros.
+///
+/// # Errors
+/// If the memory cannot be had.
+pub(super) fn zeroed_lines(count: usize) -> Result<Vec<Line>> {
+    bytemuck::allocation::try_zeroed_vec(count).map_err(|()| {
+        let bytes = count.saturating_mul(LINE);
+        err!(Limit, "{bytes} bytes of memory cannot be had")
+            .with_help("use smaller inputs, a smaller batch, or fewer items in flight")
+    })
+}
 
 /// Bytes of a [`Line`].
 pub(crate) const LINE: usize = 64;
@@ -48,9 +61,11 @@ impl PoolInner {
 /// ```
 /// use brigade::tensor::BufferPool;
 /// let pool = BufferPool::new(1 << 20);
-/// drop(pool.allocate(1000));
-/// drop(pool.allocate(1000));
+/// drop(pool.allocate(1000)?);
+/// drop(pool.allocate(1000)?);
 /// assert_eq!(pool.counts(), (1, 1)); // one allocation, one reuse
+/// assert!(pool.allocate(1 << 60).is_err());
+/// # Ok::<(), brigade::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct BufferPool(Arc<PoolInner>);
@@ -62,7 +77,10 @@ impl BufferPool {
     }
 
     /// A buffer of `bytes` bytes, aligned to 64. Its contents are arbitrary (but initialised).
-    pub fn allocate(&self, bytes: usize) -> Buffer {
+    ///
+    /// # Errors
+    /// If the memory cannot be had.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let lines = size_class(bytes.div_ceil(LINE));
         let reused = {
             let mut shelves = self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,9 +93,12 @@ impl BufferPool {
             }
             found
         };
-        let lines = reused.unwrap_or_else(|| vec![Line::zeroed(); lines]);
+        let lines = match reused {
+            Some(lines) => lines,
+            None => zeroed_lines(lines)?,
+        };
         let weak: Weak<PoolInner> = Arc::downgrade(&self.0);
-        Buffer::new(Storage::heap(lines, Some(weak)), bytes)
+        Ok(Buffer::new(Storage::heap(lines, Some(weak)), bytes))
     }
 
     /// How many buffers were freshly allocated, and how many were reused.
@@ -124,10 +145,10 @@ mod tests {
     #[test]
     fn the_cap_holds_and_the_pool_may_go_first() {
         let pool = BufferPool::new(128);
-        drop(pool.allocate(64));
-        drop(pool.allocate(4096));
+        drop(pool.allocate(64).unwrap());
+        drop(pool.allocate(4096).unwrap());
         assert_eq!(pool.held_bytes(), 64);
-        let buffer = pool.allocate(64);
+        let buffer = pool.allocate(64).unwrap();
         drop(pool);
         drop(buffer);
     }

@@ -60,7 +60,7 @@ pub(super) fn read(
     } else {
         typed(&proto, dtype, if four_bits { packed } else { count })?
     };
-    let buffer = if four_bits { unpack(stored.as_bytes(), count, dtype) } else { stored };
+    let buffer = if four_bits { unpack(stored.as_bytes(), count, dtype)? } else { stored };
     Tensor::from_buffer(dtype, shape, buffer)
 }
 
@@ -127,7 +127,7 @@ fn typed(p: &pb::TensorProto, dtype: DType, count: usize) -> Result<Buffer> {
                 bail!(Format, "its `int32_data` hold {v}, which is no {dtype}");
             }
             let size = dtype.size();
-            let mut out = Buffer::zeroed(count * size);
+            let mut out = Buffer::zeroed(count * size)?;
             if let Some(bytes) = out.unique_bytes() {
                 for (to, v) in bytes.chunks_exact_mut(size).zip(&p.int32_data) {
                     to.copy_from_slice(&v.to_le_bytes()[..size]);
@@ -139,15 +139,15 @@ fn typed(p: &pb::TensorProto, dtype: DType, count: usize) -> Result<Buffer> {
 }
 
 /// Two elements of each byte, low half first, put one to a byte.
-fn unpack(packed: &[u8], count: usize, dtype: DType) -> Buffer {
-    let mut out = Buffer::zeroed(count);
+fn unpack(packed: &[u8], count: usize, dtype: DType) -> Result<Buffer> {
+    let mut out = Buffer::zeroed(count)?;
     if let Some(bytes) = out.unique_bytes() {
         for (i, to) in bytes.iter_mut().enumerate() {
             let half = if i % 2 == 0 { packed[i / 2] & 15 } else { packed[i / 2] >> 4 };
             *to = if dtype == DType::I4 { (half ^ 8).wrapping_sub(8) } else { half };
         }
     }
-    out
+    Ok(out)
 }
 
 /// ONNX's name of a dtype number.

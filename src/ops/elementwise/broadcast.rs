@@ -317,7 +317,7 @@ mod tests {
         plan.zip_in_place(&threads, &mut x, &y, 1, |x, y| x + y);
         assert_eq!(x, want);
         let flat = Broadcast::new([&[40_040], &[]]).unwrap();
-        flat.zip(&threads, &want, &[5], &mut out, |x, y| x - y);
+        flat.zip(&threads, &want, &[5], &mut out, u32::wrapping_sub);
         assert!(out.iter().zip(&want).all(|(o, w)| *o == w.wrapping_sub(5)));
     }
 
