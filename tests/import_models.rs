@@ -12,7 +12,7 @@ fn models() -> Vec<PathBuf> {
     let required = std::env::var_os("BRIGADE_REQUIRE_MODELS").is_some_and(|v| v == "1");
     let Some(folder) = std::env::var_os("BRIGADE_MODELS").map(PathBuf::from) else {
         assert!(!required, "BRIGADE_REQUIRE_MODELS is set, but BRIGADE_MODELS is not");
-        println!("left out: BRIGADE_MODELS does not name a folder of models");
+        eprintln!("left out: BRIGADE_MODELS does not name a folder of models");
         return Vec::new();
     };
     let mut models = Vec::new();
@@ -74,7 +74,7 @@ fn every_model_imports_and_is_valid() {
             .iter()
             .map(|v| format!("{} {}", graph.value(*v).name, graph.value(*v).fact))
             .collect();
-        println!(
+        eprintln!(
             "{}: {} nodes, {subgraphs} subgraphs, inputs {}; {:?}",
             path.display(),
             graph.nodes().len(),

@@ -3,8 +3,7 @@
 //!
 //! A test whose operators, attributes or dtypes are not implemented is left out and counted; one
 //! that runs must give the expected outputs.
-#![allow(clippy::unwrap_used, clippy::panic)]
-#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 #![cfg(feature = "onnx")]
 
 use std::collections::BTreeMap;

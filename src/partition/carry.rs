@@ -1,6 +1,6 @@
 //! A placement of a graph, carried over to what the passes made of that graph.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{DeviceMap, Placement};
 use crate::error::{Result, bail};
@@ -39,6 +39,14 @@ impl DeviceMap {
         });
         for notice in self.notices() {
             map.push_notice(notice.clone());
+        }
+        let pinned: HashSet<&str> = before
+            .node_ids()
+            .filter(|(id, _)| self.is_pinned(*id))
+            .map(|(_, node)| node.name.as_str())
+            .collect();
+        for (id, _) in after.node_ids().filter(|(_, node)| pinned.contains(node.name.as_str())) {
+            map.pin(id);
         }
         Ok(map)
     }

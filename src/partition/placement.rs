@@ -196,13 +196,15 @@ impl DeviceMap {
     /// [`notices`](Self::notices) lists each node that fell back or is narrowed, with the reason.
     ///
     /// # Errors
-    /// If some nodes are supported by neither device; all of them are named, with the reasons.
+    /// If the graph is not well formed, or some nodes are supported by neither device; all of them
+    /// are named, with the reasons.
     pub fn auto_fallback(
         graph: &Graph,
         primary: &DeviceId,
         fallback: &DeviceId,
         supports: &dyn Fn(&DeviceId, &Graph, &Node) -> Support,
     ) -> Result<Self> {
+        graph.validate()?;
         let mut map = Self::from_placements(graph, |_, _| primary.clone().into());
         let Places::Nodes { places, .. } = &mut map.places else { return Ok(map) };
         let mut homeless: Vec<String> = Vec::new();
@@ -260,8 +262,8 @@ impl DeviceMap {
     /// are not asked about.
     ///
     /// # Errors
-    /// If there are no devices, no stages, more stages than [`computing_nodes`], or a cost or a
-    /// size is negative or not finite.
+    /// If the graph is not well formed, there are no devices, no stages, more stages than
+    /// [`computing_nodes`], or a cost or a size is negative or not finite.
     pub fn balanced(
         graph: &Graph,
         devices: &[DeviceId],
@@ -269,6 +271,7 @@ impl DeviceMap {
         cost: &dyn Fn(NodeId) -> f64,
         bytes: &dyn Fn(ValueId) -> f64,
     ) -> Result<Self> {
+        graph.validate()?;
         let nodes = computing_nodes(graph);
         let sane = |x: f64, what: &str, name: &str| {
             if x.is_finite() && x >= 0.0 {
@@ -319,8 +322,10 @@ impl DeviceMap {
     /// of `cuts`, which count those nodes; stage *i* is on `devices[i % devices.len()]`.
     ///
     /// # Errors
-    /// If there are no devices, or the cuts do not grow, or are not inside.
+    /// If the graph is not well formed, there are no devices, or the cuts do not grow, or are not
+    /// inside.
     pub fn contiguous(graph: &Graph, devices: &[DeviceId], cuts: &[usize]) -> Result<Self> {
+        graph.validate()?;
         if devices.is_empty() {
             return Err(err!(Plan, "no device given for the stages")
                 .with_help("name one device or more, such as `cpu:0`"));
@@ -472,6 +477,10 @@ impl DeviceMap {
 
     pub(super) fn push_notice(&mut self, notice: Notice) {
         self.notices.push(notice);
+    }
+
+    pub(super) fn pin(&mut self, node: NodeId) {
+        self.pinned.insert(node);
     }
 
     /// The one placement of a map that fits any graph.

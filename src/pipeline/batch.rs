@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::error::{Error, ErrorKind, Result, bail, err};
+use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Graph};
 use crate::ops::batch::BatchQuery;
 use crate::ops::{OpRegistry, infer_graph};
@@ -119,7 +119,11 @@ impl BatchAxes {
             };
             match found {
                 Some((m, other)) if m != n => {
-                    bail!(Batch, "input `{other}` has a batch of {m} and input `{name}` one of {n}")
+                    return Err(err!(
+                        Batch,
+                        "input `{other}` has a batch of {m} and input `{name}` one of {n}"
+                    )
+                    .with_help("give all inputs of a batch as many items"));
                 }
                 _ => found = Some((n, name)),
             }
@@ -222,12 +226,12 @@ fn input_axes(
         axes.push(axis);
     }
     if axes.iter().all(Option::is_none) {
-        let why = fixed.map_or_else(
-            || "no input has a symbolic first axis".to_owned(),
-            |f| format!("the batch is fixed: input {f}"),
-        );
-        return Err(Error::new(ErrorKind::Batch, format!("a batch cannot be cut: {why}"))
-            .with_help("state the batch axis of an input by name"));
+        return Err(match fixed {
+            Some(f) => err!(Batch, "a batch cannot be cut: the batch is fixed: input {f}")
+                .with_help("run batches of that size, or state another axis by `batch_axis`"),
+            None => err!(Batch, "a batch cannot be cut: no input has a symbolic first axis")
+                .with_help("state the batch axis of an input by `batch_axis`"),
+        });
     }
     Ok(axes)
 }

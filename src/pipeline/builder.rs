@@ -1,16 +1,16 @@
 //! Building a pipeline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use brigade_actors::{InPort, Options, OutPort, Topology};
 
 use super::handle::{Inner, Pipeline};
 use super::placement;
-use super::prepared::{Prepared, optimised};
+use super::prepared::{Prepared, listing, optimised};
 use super::stage::{factory, item_error};
 use crate::device::DeviceId;
-use crate::error::{Result, bail, err};
+use crate::error::{Result, err};
 use crate::graph::Graph;
 use crate::ops::CompileOptions;
 use crate::partition::{DeviceMap, OutputSource, Source};
@@ -38,7 +38,7 @@ pub struct PipelineBuilder {
 enum Placing {
     Map(DeviceMap),
     Stages { count: usize, devices: Vec<DeviceId> },
-    Fallback { primary: DeviceId, fallback: DeviceId },
+    Fallback { primary: DeviceId, fallback: DeviceId, if_present: bool },
 }
 
 impl Pipeline {
@@ -94,9 +94,31 @@ impl PipelineBuilder {
     }
 
     /// Each node on `primary` where that supports it, else on `fallback`.
+    /// [`Pipeline::notices`] lists those that fell back.
     #[must_use]
     pub fn fallback(mut self, primary: DeviceId, fallback: DeviceId) -> Self {
-        self.placing = Placing::Fallback { primary, fallback };
+        self.placing = Placing::Fallback { primary, fallback, if_present: false };
+        self
+    }
+
+    /// As [`Self::fallback`], but a primary device that is not usable here is no error: then
+    /// everything is on `fallback`, and [`Pipeline::notices`] says so, with the reason.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::{DType, Pipeline};
+    /// let mut g = GraphBuilder::new("g");
+    /// let x = g.input("x", DType::F32, [2.into()])?;
+    /// let y = g.relu(x)?;
+    /// let graph = g.finish([("y", y)])?;
+    /// let (npu, cpu) = ("npu:0".parse()?, "cpu:0".parse()?);
+    /// let pipeline = Pipeline::builder(graph).fallback_if_present(npu, cpu).spawn()?;
+    /// assert!(pipeline.notices()[0].contains("`npu:0`"));
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    #[must_use]
+    pub fn fallback_if_present(mut self, primary: DeviceId, fallback: DeviceId) -> Self {
+        self.placing = Placing::Fallback { primary, fallback, if_present: true };
         self
     }
 
@@ -166,16 +188,21 @@ impl PipelineBuilder {
     /// are not there, parameters that are not bound, options out of range.
     pub fn spawn(self) -> Result<Pipeline> {
         if self.micro_batch == Some(0) {
-            bail!(Usage, "a micro-batch of 0 items is not possible");
+            return Err(err!(Usage, "a micro-batch of 0 items is not possible")
+                .with_help("use at least 1, or none to run batches whole"));
         }
         if self.in_flight == Some(0) {
-            bail!(Usage, "0 items in flight are not possible; use at least 1");
+            return Err(err!(Usage, "0 items in flight are not possible")
+                .with_help("use at least 1, or none to have it chosen"));
         }
+        self.graph.validate()?;
+        self.check_names()?;
         let before = self.graph.clone();
         let graph = optimised(self.graph, &self.registry, &self.options)?;
         let shapes: Vec<(&str, &[usize])> =
             self.shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
         let symbols = crate::ops::infer::bind_symbols(&graph, &shapes)?;
+        let mut notices: Vec<String> = Vec::new();
         let map = match self.placing {
             Placing::Map(map) => match map.check(&graph) {
                 Ok(()) => map,
@@ -185,11 +212,20 @@ impl PipelineBuilder {
                 let lookup = |s: &str| symbols.get(s).copied();
                 placement::balanced(&graph, &devices, count, &self.registry, &lookup)?
             }
-            Placing::Fallback { primary, fallback } => {
+            Placing::Fallback { primary, fallback, if_present: false } => {
                 placement::fallback(&graph, &primary, &fallback, &self.registry)?
             }
+            Placing::Fallback { primary, fallback, if_present: true } => {
+                let registry = &self.registry;
+                let found = placement::fallback_if_present(&graph, &primary, &fallback, registry)?;
+                notices.extend(found.1);
+                found.0
+            }
         };
-        let notices = map.notices().iter().map(ToString::to_string).collect();
+        notices.extend(map.notices().iter().map(ToString::to_string));
+        for device in self.threads.keys().filter(|d| !map.devices().any(|m| m == *d)) {
+            notices.push(format!("threads are given to `{device}`, but no node is placed on it"));
+        }
         let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
         for (name, tensor) in self.params {
             prepared.set_param(&name, tensor)?;
@@ -224,6 +260,25 @@ impl PipelineBuilder {
     }
 }
 
+impl PipelineBuilder {
+    /// Checks that what was said of inputs is of inputs that are there, and parameters were given
+    /// once.
+    fn check_names(&self) -> Result<()> {
+        let inputs: Vec<&str> = self.graph.input_names().collect();
+        let mut named = self.axes.keys().chain(self.shapes.iter().map(|(name, _)| name));
+        if let Some(name) = named.find(|n| !inputs.contains(&n.as_str())) {
+            return Err(err!(UnknownName, "the graph has no input `{name}`")
+                .with_help(listing("its inputs are", &inputs)));
+        }
+        let mut seen = HashSet::new();
+        if let Some((name, _)) = self.params.iter().find(|(name, _)| !seen.insert(name)) {
+            return Err(err!(Duplicate, "parameter `{name}` was given twice")
+                .with_help("give each parameter once"));
+        }
+        Ok(())
+    }
+}
+
 /// The actors of a prepared graph: a source port for each input, an actor for each segment, a sink
 /// port for each output that is not constant.
 fn topology(
@@ -240,7 +295,8 @@ fn topology(
         builder.lanes(device_name.clone(), device.lanes());
         let outputs = segment.graph.outputs().len();
         let name = format!("{}.{}", device_name, segment.index);
-        let id = builder.actor(name, device_name, segment.inputs.len(), outputs, factory(code));
+        let stage = factory(code, segment.device.clone(), outputs);
+        let id = builder.actor(name, device_name, segment.inputs.len(), outputs, stage);
         ids.push(id);
     }
     let from = |source: &Source| match *source {

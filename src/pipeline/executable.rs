@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use super::prepared::{Prepared, optimised, tensor_for};
+use super::prepared::{Prepared, Sealed, optimised, tensor_for};
+use super::stage::{caught, counted};
 use crate::device::{DeviceId, Instance};
-use crate::error::{Result, bail, err};
+use crate::error::{ErrorKind, Result, bail, err};
 use crate::graph::Graph;
 use crate::ops::CompileOptions;
 use crate::partition::{DeviceMap, OutputSource, Segmentation, Source};
@@ -44,6 +45,7 @@ use crate::tensor::{DType, Tensor, Value};
 #[derive(Clone, Debug)]
 pub struct HeteroExecutable {
     prepared: Arc<Prepared>,
+    notices: Arc<[String]>,
 }
 
 /// A graph on one device: what a split is compared with.
@@ -84,7 +86,7 @@ thread_local! {
 struct Bench {
     owner: Weak<Prepared>,
     id: u64,
-    generation: u64,
+    generations: Vec<u64>,
     instances: Vec<Box<dyn Instance>>,
 }
 
@@ -132,6 +134,26 @@ impl HeteroExecutable {
         Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())
     }
 
+    /// As [`Self::with_fallback`], but a primary device that is not usable here is no error: then
+    /// everything is on `fallback`, and [`Self::notices`] says so, with the reason.
+    ///
+    /// # Errors
+    /// If `fallback` is not there, or a node can run on neither.
+    pub fn with_fallback_if_present(
+        graph: Graph,
+        primary: &DeviceId,
+        fallback: &DeviceId,
+        options: &CompileOptions,
+        registry: &Registry,
+    ) -> Result<Self> {
+        let graph = optimised(graph, registry, options)?;
+        let (map, absent) =
+            super::placement::fallback_if_present(&graph, primary, fallback, registry)?;
+        let mut out = Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())?;
+        out.notices = absent.into_iter().chain(out.notices.iter().cloned()).collect();
+        Ok(out)
+    }
+
     /// From a graph that the passes ran on.
     pub(crate) fn prepare(
         graph: Graph,
@@ -140,12 +162,14 @@ impl HeteroExecutable {
         options: CompileOptions,
         threads: BTreeMap<DeviceId, usize>,
     ) -> Result<Self> {
-        Ok(Self { prepared: Arc::new(Prepared::new(graph, map, registry, options, threads)?) })
+        let notices = map.notices().iter().map(ToString::to_string).collect();
+        let prepared = Arc::new(Prepared::new(graph, map, registry, options, threads)?);
+        Ok(Self { prepared, notices })
     }
 
-    /// Over what a pipeline runs too.
-    pub(crate) fn over(prepared: Arc<Prepared>) -> Self {
-        Self { prepared }
+    /// Over what a pipeline with these notices runs too.
+    pub(crate) fn over(prepared: Arc<Prepared>, notices: &[String]) -> Self {
+        Self { prepared, notices: notices.into() }
     }
 
     /// Binds a parameter of f32.
@@ -250,27 +274,45 @@ impl HeteroExecutable {
         let sealed = self.prepared.seal()?;
         let mut instances = self.take_instances(&sealed)?;
         let result = run_segments(self.split(), &mut instances, &sealed.fixed, inputs, observe);
-        INSTANCES.with_borrow_mut(|all| {
-            all.push(Bench {
-                owner: Arc::downgrade(&self.prepared),
-                id: self.prepared.id(),
-                generation: sealed.generation,
-                instances,
+        // An instance that panicked may be in any state.
+        if !result.as_ref().is_err_and(|e| e.kind() == ErrorKind::Panic) {
+            INSTANCES.with_borrow_mut(|all| {
+                all.push(Bench {
+                    owner: Arc::downgrade(&self.prepared),
+                    id: self.prepared.id(),
+                    generations: sealed.generations,
+                    instances,
+                });
             });
-        });
+        }
         result
     }
 
-    fn take_instances(&self, sealed: &super::prepared::Sealed) -> Result<Vec<Box<dyn Instance>>> {
+    /// This thread's instances; those whose segment was compiled anew are made anew.
+    fn take_instances(&self, sealed: &Sealed) -> Result<Vec<Box<dyn Instance>>> {
         let found = INSTANCES.with_borrow_mut(|all| {
             all.retain(|b| b.owner.strong_count() > 0);
             let at = all.iter().position(|b| b.id == self.prepared.id())?;
             Some(all.swap_remove(at))
         });
-        match found {
-            Some(b) if b.generation == sealed.generation => Ok(b.instances),
-            _ => sealed.segments.iter().map(|s| s.instance()).collect(),
+        let (old, generations) = found.map_or_else(Default::default, |b| {
+            (b.instances.into_iter().map(Some).collect::<Vec<_>>(), b.generations)
+        });
+        let mut old = old.into_iter();
+        let mut out = Vec::with_capacity(sealed.segments.len());
+        for (i, segment) in sealed.segments.iter().enumerate() {
+            let kept = old.next().flatten();
+            let kept = kept.filter(|_| generations.get(i) == sealed.generations.get(i));
+            out.push(match kept {
+                Some(instance) => instance,
+                None => {
+                    let device = &self.split().segments()[i].device;
+                    caught(device, "starting an instance", || segment.instance())
+                        .map_err(|e| e.with_device(device.to_string()))?
+                }
+            });
         }
+        Ok(out)
     }
 
     /// How many segments there are.
@@ -281,6 +323,11 @@ impl HeteroExecutable {
     /// The device of each segment, in order.
     pub fn segment_devices(&self) -> Vec<DeviceId> {
         self.split().devices().cloned().collect()
+    }
+
+    /// What its user should hear of: nodes that fell back or are narrowed, with the reasons.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
     }
 
     /// The segments and how they are joined.
@@ -315,7 +362,10 @@ fn run_segments(
                 Source::Segment { index, output } => made[index][output].clone(),
             });
         }
-        made.push(instance.run_observed(arguments, observe)?);
+        let device = &segment.device;
+        let outputs =
+            caught(device, "running a segment", || instance.run_observed(arguments, observe))?;
+        made.push(counted(device, outputs, segment.graph.outputs().len())?);
     }
     let mut outputs = Vec::with_capacity(split.outputs().len());
     for (i, source) in split.outputs().iter().enumerate() {

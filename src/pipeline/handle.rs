@@ -259,7 +259,7 @@ impl Pipeline {
 
     /// The same plan run sequentially: the oracle of this pipeline.
     pub fn sequential(&self) -> HeteroExecutable {
-        HeteroExecutable::over(Arc::clone(&self.inner.prepared))
+        HeteroExecutable::over(Arc::clone(&self.inner.prepared), &self.inner.notices)
     }
 
     /// What the actors did so far.

@@ -31,7 +31,7 @@ pub fn fallback(
 }
 
 /// As [`fallback`], but a primary device that is not usable here leaves everything to the
-/// fallback; the reason is returned beside the map.
+/// fallback; what its user should hear of that is returned beside the map.
 ///
 /// # Errors
 /// If the fallback device is not there, or cannot run some nodes.
@@ -45,7 +45,8 @@ pub fn fallback_if_present(
         Ok(_) => Ok((fallback(graph, primary, fallback_to, registry)?, None)),
         Err(why) => {
             registry.device(fallback_to)?;
-            Ok((DeviceMap::single(fallback_to.clone()), Some(why.to_string())))
+            let notice = format!("everything runs on `{fallback_to}`: {}", why.headline());
+            Ok((DeviceMap::single(fallback_to.clone()), Some(notice)))
         }
     }
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::stage::caught;
 use crate::device::{CompiledSegment, Device, DeviceId};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, Graph};
@@ -30,11 +31,11 @@ pub(crate) struct Prepared {
     id: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sealing {
     params: HashMap<String, Tensor>,
     compiled: Vec<Option<Arc<dyn CompiledSegment>>>,
-    generation: u64,
+    generations: Vec<u64>,
 }
 
 /// Compiled segments, in order, with every parameter bound.
@@ -43,8 +44,8 @@ pub(crate) struct Sealed {
     pub(crate) segments: Vec<Arc<dyn CompiledSegment>>,
     /// What each output that no segment makes is: by its place among the graph's outputs.
     pub(crate) fixed: HashMap<usize, Tensor>,
-    /// Changes whenever a segment is compiled anew.
-    pub(crate) generation: u64,
+    /// Per segment, how often a parameter of it was bound: another number is other code.
+    pub(crate) generations: Vec<u64>,
 }
 
 /// Checks a graph and runs the passes on it, for a placement to be made on the result.
@@ -70,6 +71,12 @@ impl Prepared {
         threads: BTreeMap<DeviceId, usize>,
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let given = std::iter::once(options.threads).chain(threads.values().copied());
+        if given.min() == Some(0) {
+            return Err(
+                err!(Usage, "0 kernel threads are not possible").with_help("use at least 1")
+            );
+        }
         let split = Segmentation::new(&graph, map)?;
         let devices: Vec<Arc<dyn Device>> =
             split.devices().map(|id| registry.device(id)).collect::<Result<_>>()?;
@@ -89,7 +96,11 @@ impl Prepared {
             threads,
             options,
             inputs,
-            sealing: Mutex::new(Sealing { compiled: vec![None; count], ..Sealing::default() }),
+            sealing: Mutex::new(Sealing {
+                params: HashMap::new(),
+                compiled: vec![None; count],
+                generations: vec![0; count],
+            }),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
         };
         if prepared.graph.unbound_params().next().is_none() {
@@ -143,13 +154,14 @@ impl Prepared {
                 ErrorKind::DType
             };
             Error::new(kind, format!("parameter `{name}`: {why}"))
+                .with_help(format!("bind a tensor of {}", info.fact))
         })?;
         let mut sealing = self.sealing();
         sealing.params.insert(name.to_owned(), tensor);
         for s in self.split.param_segments(name) {
             sealing.compiled[*s] = None;
+            sealing.generations[*s] += 1;
         }
-        sealing.generation += 1;
         Ok(())
     }
 
@@ -188,7 +200,9 @@ impl Prepared {
             if let Some(n) = self.threads.get(&segment.device) {
                 options.threads = *n;
             }
-            let done = self.devices[i].compile(graph, &options)?;
+            let done = caught(&segment.device, "compiling a segment", || {
+                self.devices[i].compile(graph, &options)
+            })?;
             sealing.compiled[i] = Some(Arc::clone(&done));
             segments.push(done);
         }
@@ -206,7 +220,7 @@ impl Prepared {
                 _ => {}
             }
         }
-        Ok(Sealed { segments, fixed, generation: sealing.generation })
+        Ok(Sealed { segments, fixed, generations: sealing.generations.clone() })
     }
 
     /// Inputs by name, put into the graph's order.
@@ -222,7 +236,8 @@ impl Prepared {
                     .with_help(listing("its inputs are", &names)));
             }
             if by_name.contains_key(&name) {
-                bail!(Duplicate, "input `{name}` was given twice");
+                return Err(err!(Duplicate, "input `{name}` was given twice")
+                    .with_help("give each input once"));
             }
             by_name.insert(name, value);
         }
@@ -233,7 +248,9 @@ impl Prepared {
             .filter(|n| !by_name.contains_key(*n))
             .collect();
         if !missing.is_empty() {
-            bail!(Missing, "{}", listing("inputs were not given:", &missing));
+            let names: Vec<&str> = self.inputs.iter().map(|(n, _)| n.as_str()).collect();
+            return Err(err!(Missing, "{}", listing("inputs were not given:", &missing))
+                .with_help(listing("each run takes", &names)));
         }
         let values: Vec<Value> =
             self.inputs.iter().filter_map(|(n, _)| by_name.remove(n)).collect();
@@ -255,12 +272,15 @@ impl Prepared {
                 let same = fact.dtype.is_none() || fact.dtype == value.dtype();
                 let kind = if same { ErrorKind::Shape } else { ErrorKind::DType };
                 Error::new(kind, format!("input `{name}`: {why}"))
+                    .with_help(format!("give a tensor of {fact}; a symbol takes any extent"))
             })?;
             if let Value::Tensor(t) = value {
                 shapes.push((name, t.shape()));
             }
         }
-        bind_symbols(&self.graph, &shapes).map(drop)
+        bind_symbols(&self.graph, &shapes)
+            .map(drop)
+            .map_err(|e| e.with_help("a symbol has one extent in all inputs of an item"))
     }
 }
 
@@ -301,9 +321,16 @@ pub(crate) fn listing(lead: &str, names: &[&str]) -> String {
 /// The tensor of raw little-endian bytes for a declared fact; one unknown extent is found by the
 /// number of bytes.
 pub(crate) fn tensor_for(what: &str, fact: &Fact, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
-    if fact.dtype.is_some_and(|d| d != dtype) {
-        bail!(DType, "{what} is declared {fact}, got {dtype}");
+    if let Some(declared) = fact.dtype.filter(|d| *d != dtype) {
+        return Err(err!(DType, "{what} is declared {fact}, got {dtype}").with_help(format!(
+            "give {declared}, by `run_typed` or `set_param_typed` if it is not f32"
+        )));
     }
+    let unfilled = |given: String| {
+        err!(Shape, "{what} is declared {fact}, {given}").with_help(format!(
+            "give as many elements of {dtype} as it has, or a tensor with its shape"
+        ))
+    };
     let size = dtype.size().max(1);
     let count = bytes.len() / size;
     let Some(declared) = &fact.shape else {
@@ -316,21 +343,15 @@ pub(crate) fn tensor_for(what: &str, fact: &Fact, dtype: DType, bytes: &[u8]) ->
     match unknown.as_slice() {
         [] => {}
         [one] if known > 0 && count.is_multiple_of(known) => shape[*one] = count / known,
-        [_] => bail!(Shape, "{what} is declared {fact}; {count} elements do not fill it"),
+        [_] => return Err(unfilled(format!("which {count} elements do not fill"))),
         _ => {
-            return Err(err!(
-                Shape,
-                "{what} is declared {fact}, whose shape {count} elements do not tell"
-            )
-            .with_help("give a tensor with its shape"));
+            return Err(unfilled(format!("whose shape {count} elements do not tell")));
         }
     }
-    if shape.iter().product::<usize>() * size != bytes.len() {
-        bail!(
-            Shape,
-            "{what} is declared {fact}, which has {} elements, {count} given",
-            shape.iter().product::<usize>()
-        );
+    let elements: usize = shape.iter().product();
+    if elements.checked_mul(size) != Some(bytes.len()) {
+        let bytes = bytes.len();
+        return Err(unfilled(format!("which has {elements} elements; got {bytes} bytes, {count}")));
     }
     Tensor::from_bytes(dtype, shape, bytes)
 }

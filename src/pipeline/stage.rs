@@ -1,13 +1,15 @@
 //! A compiled segment as the stage of a device actor.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use brigade_actors::{
     ErrorKind as ItemErrorKind, Factory, Firing, ItemError, Outbox, Payload, Stage,
 };
 
-use crate::device::{CompiledSegment, Instance};
-use crate::error::{Error, ErrorKind};
+use crate::device::{CompiledSegment, DeviceId, Instance};
+use crate::error::{Error, ErrorKind, Result, err};
 use crate::tensor::Value;
 
 impl Payload for Value {
@@ -20,13 +22,47 @@ impl Payload for Value {
     }
 }
 
+/// Calls into a device, whose panics become errors.
+pub(crate) fn caught<T>(
+    device: &DeviceId,
+    doing: &str,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let words = |payload: Box<dyn Any + Send>| {
+        let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
+        text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+    };
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
+        Err(err!(Panic, "{doing} panicked: {}", words(payload)).with_device(device.to_string()))
+    })
+}
+
+/// Checks that a device gave as many outputs as the segment has.
+pub(crate) fn counted(
+    device: &DeviceId,
+    outputs: Vec<Value>,
+    expected: usize,
+) -> Result<Vec<Value>> {
+    if outputs.len() == expected {
+        return Ok(outputs);
+    }
+    Err(err!(Kernel, "the device gave {} outputs of {expected}", outputs.len())
+        .with_device(device.to_string()))
+}
+
 struct SegmentStage {
     instance: Box<dyn Instance>,
+    device: DeviceId,
+    outputs: usize,
 }
 
 impl Stage<Value> for SegmentStage {
     fn submit(&mut self, firing: Firing<Value>, out: &mut Outbox<Value>) -> Result<(), ItemError> {
-        let outputs = self.instance.run(firing.inputs).map_err(ItemError::from_error)?;
+        let outputs = self
+            .instance
+            .run(firing.inputs)
+            .and_then(|outputs| counted(&self.device, outputs, self.outputs))
+            .map_err(ItemError::from_error)?;
         for (port, value) in outputs.into_iter().enumerate() {
             out.emit(port, value);
         }
@@ -34,11 +70,17 @@ impl Stage<Value> for SegmentStage {
     }
 }
 
-/// Builds instances of a compiled segment, on the thread of the actor that asks.
-pub(crate) fn factory(segment: Arc<dyn CompiledSegment>) -> Factory<Value> {
+/// Builds instances of a compiled segment with so many outputs, on the thread of the actor that
+/// asks.
+pub(crate) fn factory(
+    segment: Arc<dyn CompiledSegment>,
+    device: DeviceId,
+    outputs: usize,
+) -> Factory<Value> {
     Box::new(move |_| {
-        let instance = segment.instance().map_err(ItemError::from_error)?;
-        Ok(Box::new(SegmentStage { instance }))
+        let instance = caught(&device, "starting an instance", || segment.instance())
+            .map_err(|e| ItemError::from_error(e.with_device(device.to_string())))?;
+        Ok(Box::new(SegmentStage { instance, device: device.clone(), outputs }))
     })
 }
 
