@@ -111,7 +111,7 @@ fn an_absent_primary_device() {
         let split =
             HeteroExecutable::with_fallback_if_present(layer(), &npu, &cpu, &options, &registry)
                 .unwrap();
-        assert_eq!(split.segment_devices(), [cpu.clone()]);
+        assert_eq!(split.segment_devices(), std::slice::from_ref(&cpu));
         let pipeline = builder()
             .fallback_if_present(npu.clone(), cpu.clone())
             .params(layer_params())
