@@ -244,7 +244,7 @@ fn check_refuses_what_it_cannot_run_and_lists_all_of_it() {
         }
     }
     let output = brigade(&words("inspect {m} --json", &[("m", &unknown)]));
-    assert!(output.status.success());
+    assert_eq!(output.status.code(), Some(1));
     let missing = json(&output)["cannot_run"].as_array().unwrap().len();
     assert_eq!(missing, 2);
 }
