@@ -127,6 +127,7 @@ impl Error {
     }
 
     /// A defect of this crate.
+    #[cfg_attr(not(feature = "onnx"), allow(dead_code))]
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
     }

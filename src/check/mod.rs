@@ -9,5 +9,6 @@ mod runner;
 
 pub use case::{Case, CaseInput, CaseOutput, Kind, Role, read_cases};
 pub use diverge::first_divergence;
+#[cfg(feature = "cli")]
 pub(crate) use runner::stack;
 pub use runner::{CaseReport, Status, Summary, compare_outputs, run_call, run_steps};
