@@ -10,10 +10,10 @@ use super::placement;
 use super::prepared::{Prepared, listing, optimised};
 use super::stage::{factory, item_error};
 use crate::device::DeviceId;
-use crate::error::{Result, err};
+use crate::error::{Result, bail, err};
 use crate::graph::Graph;
 use crate::ops::CompileOptions;
-use crate::partition::{DeviceMap, OutputSource, Source};
+use crate::partition::{DeviceMap, InFlight, OutputSource, Plan, Source};
 use crate::registry::Registry;
 use crate::tensor::{Tensor, Value};
 
@@ -37,6 +37,7 @@ pub struct PipelineBuilder {
 #[derive(Debug)]
 enum Placing {
     Map(DeviceMap),
+    Plan(Plan),
     Stages { count: usize, devices: Vec<DeviceId> },
     Fallback { primary: DeviceId, fallback: DeviceId, if_present: bool },
 }
@@ -81,6 +82,47 @@ impl PipelineBuilder {
     pub fn placement(mut self, map: DeviceMap) -> Self {
         self.placing = Placing::Map(map);
         self
+    }
+
+    /// What a plan says: placement, micro-batch, items in flight and threads. What was set before
+    /// and the plan is silent of stays.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::partition::Plan;
+    /// use brigade::{DType, Pipeline};
+    ///
+    /// let mut g = GraphBuilder::new("g");
+    /// let x = g.input("x", DType::F32, ["N".into()])?;
+    /// let h = g.relu(x)?;
+    /// let y = g.tanh(h)?;
+    /// let plan = Plan::parse(
+    ///     r#"{"schema": 1, "default_device": "cpu:0", "in_flight": 3,
+    ///         "rules": [{"match": "op:Tanh", "device": "cpu:1"}]}"#,
+    /// )?;
+    /// let pipeline = Pipeline::builder(g.finish([("y", y)])?).plan(plan)?.spawn()?;
+    /// assert_eq!(pipeline.sequential().num_segments(), 2);
+    /// assert_eq!(pipeline.in_flight_limit(), 3);
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the plan asks for replicas, which cannot be run yet.
+    pub fn plan(mut self, plan: Plan) -> Result<Self> {
+        if !plan.replicas.is_empty() {
+            bail!(Plan, "the plan asks for replicas, which cannot be run yet");
+        }
+        if let Some(n) = plan.micro_batch {
+            self.micro_batch = Some(n as usize);
+        }
+        match plan.in_flight {
+            Some(InFlight::Count(n)) => self.in_flight = Some(n as usize),
+            Some(InFlight::Auto) => self.in_flight = None,
+            None => {}
+        }
+        self.threads.extend(plan.threads.iter().map(|(d, n)| (d.clone(), *n as usize)));
+        self.placing = Placing::Plan(plan);
+        Ok(self)
     }
 
     /// `count` contiguous segments of about equal analytic cost, over the devices in turn.
@@ -208,6 +250,7 @@ impl PipelineBuilder {
                 Ok(()) => map,
                 Err(_) => map.carry_over(&before, &graph)?,
             },
+            Placing::Plan(plan) => plan.resolve(&graph, None)?,
             Placing::Stages { count, devices } => {
                 let lookup = |s: &str| symbols.get(s).copied();
                 placement::balanced(&graph, &devices, count, &self.registry, &lookup)?
