@@ -233,6 +233,14 @@ fn a_parameter_given_twice() {
     refused(result, ErrorKind::Duplicate, &["parameter `w`"], "once");
 }
 
+/// The oracle of a pipeline is what the pipeline runs; it cannot be made another.
+#[test]
+fn a_parameter_set_behind_a_pipeline() {
+    let pipeline = Pipeline::builder(layer()).params(layer_params()).spawn().unwrap();
+    let result = pipeline.sequential().set_param("w", &[0.0; 4]);
+    refused(result, ErrorKind::Usage, &["parameter `w`", "spawned"], "another pipeline");
+}
+
 // Inputs and outputs.
 
 #[test]

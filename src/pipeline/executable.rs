@@ -46,6 +46,8 @@ use crate::tensor::{DType, Tensor, Value};
 pub struct HeteroExecutable {
     prepared: Arc<Prepared>,
     notices: Arc<[String]>,
+    /// Whether a pipeline runs the same code.
+    piped: bool,
 }
 
 /// A graph on one device: what a split is compared with.
@@ -164,18 +166,20 @@ impl HeteroExecutable {
     ) -> Result<Self> {
         let notices = map.notices().iter().map(ToString::to_string).collect();
         let prepared = Arc::new(Prepared::new(graph, map, registry, options, threads)?);
-        Ok(Self { prepared, notices })
+        Ok(Self { prepared, notices, piped: false })
     }
 
     /// Over what a pipeline with these notices runs too.
     pub(crate) fn over(prepared: Arc<Prepared>, notices: &[String]) -> Self {
-        Self { prepared, notices: notices.into() }
+        Self { prepared, notices: notices.into(), piped: true }
     }
 
-    /// Binds a parameter of f32.
+    /// Binds a parameter of f32. Binding it again compiles the segments that hold it anew, before
+    /// the next run.
     ///
     /// # Errors
-    /// If there is no such parameter, or its dtype or number of elements differs.
+    /// If there is no such parameter, or its dtype or number of elements differs; if this is the
+    /// oracle of a pipeline, whose parameters were bound when it was spawned.
     pub fn set_param(&self, name: &str, data: &[f32]) -> Result<()> {
         self.set_param_typed(name, DType::F32, bytemuck::cast_slice(data))
     }
@@ -190,7 +194,7 @@ impl HeteroExecutable {
             // The name is wrong; binding anything says so.
             None => Tensor::from_bytes(dtype, [bytes.len() / dtype.size().max(1)], bytes)?,
         };
-        self.prepared.set_param(name, tensor)
+        self.bind(name, tensor)
     }
 
     /// Binds a parameter.
@@ -198,6 +202,10 @@ impl HeteroExecutable {
     /// # Errors
     /// As [`Self::set_param`].
     pub fn bind(&self, name: &str, tensor: Tensor) -> Result<()> {
+        if self.piped {
+            return Err(err!(Usage, "parameter `{name}` was bound when the pipeline was spawned")
+                .with_help("spawn another pipeline to run it with other parameters"));
+        }
         self.prepared.set_param(name, tensor)
     }
 
