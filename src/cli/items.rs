@@ -82,7 +82,8 @@ impl Items {
                     bail!(Usage, "input `{}` is of strings, which cannot be made up", info.name)
                 }
                 (Some(dtype), Some(shape)) => {
-                    element_count(&shape, dtype.size())?;
+                    // An item that memory cannot hold is refused before any is made.
+                    Tensor::zeros(dtype, shape.clone())?;
                     inputs.push((info.name.clone(), dtype, shape));
                 }
                 _ => vague.push(format!("`{}` is {}", info.name, info.fact)),
