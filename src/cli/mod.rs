@@ -11,6 +11,7 @@ mod inspect;
 mod items;
 mod memory;
 mod model;
+mod onnx_tests;
 mod ops;
 mod placing;
 mod plan;
@@ -133,6 +134,9 @@ mod tests {
             "run m.onnx --generate 3 --batch-axis x=q",
             "run m.onnx --generate 3 --bind x",
             "check m.onnx",
+            "check m.onnx --onnx-tests dir",
+            "check m.onnx --cases dir --cut 1",
+            "check",
             "demo -q -v",
             "no-such-command",
             "",

@@ -8,16 +8,19 @@ mod array;
 mod buffer;
 mod cast;
 mod dtype;
+mod narrow;
 mod pool;
 mod shape;
 mod value;
 
 pub use array::{Tensor, TensorDisplay};
 pub use buffer::Buffer;
+pub(crate) use cast::cast_to;
 pub use cast::{Element, cast};
 #[allow(unused_imports)]
 pub(crate) use cast::{for_dtypes, for_number};
 pub use dtype::DType;
+pub(crate) use narrow::is_narrow;
 pub use pool::BufferPool;
 pub use shape::{Shape, broadcast_shapes, element_count, normalise_axis, strides};
 pub use value::Value;

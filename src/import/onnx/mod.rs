@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod attribute;
+mod data;
 mod external;
 mod fact;
 mod function;
@@ -26,6 +27,7 @@ use prost::Message;
 
 use super::{Imported, Limits, Source};
 use crate::error::{Result, bail, err};
+pub use data::TestModel;
 use external::Weights;
 use function::Function;
 use graph::Scope;
