@@ -385,6 +385,7 @@ mod tests {
             uptime_ns: 5,
             in_flight: 1,
             in_flight_limit: 2,
+            admission: Default::default(),
             admitted: 3,
             completed: 2,
             failed: 1,

@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use crate::credit::Credits;
+use crate::credit::{Bounds, Credits};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
@@ -14,17 +14,27 @@ use crate::item::{Item, Outcome};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
-use crate::metrics::{ActorStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats};
+use crate::metrics::{
+    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats,
+};
 use crate::packet::Seq;
 use crate::payload::Payload;
+use crate::queue::Queue;
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
+use crate::weight::Total;
 
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
     pub(crate) credits: Credits,
+    /// The most items that may ever be in flight: what inboxes have room for.
+    pub(crate) capacity: usize,
+    pub(crate) queue: Queue<P>,
+    /// The bytes in flight, if they are budgeted.
+    pub(crate) bytes: Total,
+    byte_budget: Option<usize>,
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
@@ -88,7 +98,9 @@ struct Counts {
 /// The parts of an engine that the spawn wires up.
 pub(crate) struct Wiring<P> {
     pub(crate) name: String,
-    pub(crate) in_flight: usize,
+    pub(crate) bounds: Bounds,
+    pub(crate) capacity: usize,
+    pub(crate) queue: Queue<P>,
     pub(crate) sources: Vec<Vec<Target<P>>>,
     pub(crate) joins: Vec<Join>,
     pub(crate) sink: Join,
@@ -104,7 +116,11 @@ impl<P: 'static> Engine<P> {
         Self {
             name: wiring.name,
             origin: wiring.origin,
-            credits: Credits::new(wiring.in_flight),
+            credits: Credits::new(wiring.bounds),
+            capacity: wiring.capacity,
+            queue: wiring.queue,
+            bytes: Total::default(),
+            byte_budget: wiring.bounds.bytes,
             flight: Flight::default(),
             sources: wiring.sources,
             joins: wiring.joins,
@@ -164,18 +180,36 @@ impl<P: 'static> Engine<P> {
         Ok(item)
     }
 
-    /// Gives an item its result and its credit back; nobody sees the one without the other.
-    pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
+    /// Gives an item its result and its credit back; nobody sees the one without the other. True if
+    /// the room may be for an item in the queue.
+    fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> bool {
         let failed = outcome.is_err();
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
                 self.count_result(item, failed || !first);
-                self.credits.release()
+                let charge = if self.credits.weighs() {
+                    item.weight.retire(!failed && first, &self.bytes, &self.credits)
+                } else {
+                    0
+                };
+                self.credits.release(charge)
             })
         });
+        let queued = wakeups.as_ref().is_some_and(|wakeups| wakeups.queued);
         if let Some(wakeups) = wakeups {
             wakeups.wake();
         }
+        queued
+    }
+
+    /// Gives an item that holds no credit its result.
+    pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
+        item.leave_queue();
+        item.settle(Err(error), |_| {
+            if self.flight.remove(item) {
+                self.count_result(item, true);
+            }
+        });
     }
 
     fn count_result(&self, item: &Item<P>, failed: bool) {
@@ -199,6 +233,7 @@ impl<P: 'static> Engine<P> {
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
         self.credits.abandon();
+        self.queue.clear();
         for item in left {
             self.count_result(&item, true);
             item.abort(cause.clone());
@@ -258,6 +293,7 @@ impl<P: 'static> Engine<P> {
             uptime_ns: self.time(now),
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
+            admission: self.admission(),
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
@@ -267,6 +303,21 @@ impl<P: 'static> Engine<P> {
             edges: edges.collect(),
             devices: devices.collect(),
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
+        }
+    }
+
+    fn admission(&self) -> AdmissionStats {
+        let (held, peak) = self.bytes.snapshot();
+        AdmissionStats {
+            queued: self.credits.queued(),
+            queue_capacity: self.queue.capacity,
+            dropped: self.queue.dropped.load(Ordering::Relaxed),
+            expired: self.queue.expired.load(Ordering::Relaxed),
+            // What a stop left behind is not counted down any more.
+            bytes: if self.has_stopped() { 0 } else { held as u64 },
+            bytes_peak: peak as u64,
+            byte_budget: self.byte_budget.map(|bytes| bytes as u64),
+            in_flight_max: self.capacity,
         }
     }
 
@@ -285,6 +336,13 @@ impl<P: 'static> Engine<P> {
 }
 
 impl<P: Payload> Engine<P> {
+    /// Gives an item its result and its credit back, and lets the next one in from the queue.
+    pub(crate) fn retire(self: &Arc<Self>, item: &Item<P>, outcome: Outcome<P>) {
+        if self.settle(item, outcome) {
+            self.pump();
+        }
+    }
+
     /// Puts an admitted item's inputs onto its edges. Never blocks.
     pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
         if self.sink.ports == 0 {

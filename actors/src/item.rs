@@ -8,6 +8,7 @@ use crate::join::{Cells, Join};
 use crate::packet::Seq;
 use crate::state::Carried;
 use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::weight::Weight;
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
@@ -21,6 +22,11 @@ pub(crate) struct Item<P> {
     /// Its place in the table of items in flight.
     pub(crate) slot: usize,
     pub(crate) admitted: Instant,
+    pub(crate) weight: Weight,
+    /// When it has waited too long in the queue.
+    pub(crate) start_by: Option<Instant>,
+    /// It waits in the queue in front of the credits.
+    queued: AtomicBool,
     cancelled: AtomicBool,
     result: Mutex<ResultCell<P>>,
     settled: Condvar,
@@ -49,10 +55,40 @@ impl<P> Item<P> {
             cells: Cells::new(joins),
             slot,
             admitted,
+            weight: Weight::default(),
+            start_by: None,
+            queued: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             result: Mutex::new(ResultCell::Empty(None)),
             settled: Condvar::new(),
         }
+    }
+
+    /// The same item, waiting in the queue until `start_by` at most.
+    pub(crate) fn in_queue(mut self, start_by: Option<Instant>) -> Self {
+        self.start_by = start_by;
+        self.queued = AtomicBool::new(true);
+        self
+    }
+
+    pub(crate) fn leave_queue(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+
+    /// When the wait of an item in the queue ends whatever happens.
+    pub(crate) fn queued_until(&self) -> Option<Instant> {
+        self.start_by.filter(|_| self.queued.load(Ordering::Acquire))
+    }
+
+    /// Why an item need not be let in from the queue any more.
+    pub(crate) fn skip_queue(&self) -> Option<ItemError> {
+        self.skip().or_else(|| {
+            let old = self.start_by.is_some_and(|until| Instant::now() >= until);
+            old.then(|| {
+                let message = "the item waited in the queue for longer than it may";
+                ItemError::new(ErrorKind::Expired, message).at(None, self.seq)
+            })
+        })
     }
 
     /// Puts the result into the cell; only the first one counts. `meanwhile` runs before anybody

@@ -67,6 +67,7 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod queue;
 mod registry;
 mod sink;
 mod source;
@@ -80,6 +81,7 @@ mod system;
 mod ticket;
 mod topology;
 mod trace;
+mod weight;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -89,8 +91,8 @@ pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, PipelineState, Stats};
-pub use options::Options;
+pub use metrics::{ActorStats, AdmissionStats, DeviceStats, EdgeStats, PipelineState, Stats};
+pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
 pub use packet::{Firing, Seq};
 pub use payload::Payload;

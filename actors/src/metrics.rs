@@ -168,6 +168,8 @@ pub struct Stats {
     pub in_flight: usize,
     /// The most that may.
     pub in_flight_limit: usize,
+    /// What waits in front of the pipeline, and what its bytes are.
+    pub admission: AdmissionStats,
     /// Items admitted so far.
     pub admitted: u64,
     /// Items with a result, value or error.
@@ -186,6 +188,28 @@ pub struct Stats {
     pub devices: Vec<DeviceStats>,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
+}
+
+/// What waits in front of a pipeline, what was turned away there, and what its items weigh.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AdmissionStats {
+    /// Items that wait in the queue in front of the credits now.
+    pub queued: usize,
+    /// The most that may.
+    pub queue_capacity: usize,
+    /// Items whose result is that they were dropped by the full-queue policy.
+    pub dropped: u64,
+    /// Items whose result is that they were late or too old before they left the queue.
+    pub expired: u64,
+    /// Bytes that the payloads of the items in flight keep alive; counted under a byte budget only.
+    pub bytes: u64,
+    /// The most that ever were.
+    pub bytes_peak: u64,
+    /// The budget for them, if there is one.
+    pub byte_budget: Option<u64>,
+    /// The most items that may ever be in flight: what the inboxes have room for.
+    pub in_flight_max: usize,
 }
 
 /// The figures of an actor. The four times add up to the time since the spawn.

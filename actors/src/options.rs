@@ -4,6 +4,32 @@ use std::time::Duration;
 
 use crate::supervise::RestartPolicy;
 
+/// What becomes of a push into a full pipeline.
+///
+/// A pipeline is full when every credit is out (or the [byte budget](Options::byte_budget) is spent)
+/// and its [queue](Options::queue), if it has one, is full as well. An item that is dropped has a
+/// number, a ticket and a result like every other: an error of kind
+/// [`ErrorKind::Dropped`](crate::ErrorKind::Dropped).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhenFull {
+    /// The push waits for room; [`try_push`](crate::Pipeline::try_push) says that there is none.
+    #[default]
+    Wait,
+    /// Every push says at once that there is no room, and gives its inputs back.
+    Refuse,
+    /// The item that has waited longest in the queue is dropped, and the new one takes its place.
+    DropOldest,
+    /// The item that is being pushed is dropped.
+    DropNewest,
+}
+
+impl WhenFull {
+    pub(crate) const fn drops(self) -> bool {
+        matches!(self, Self::DropOldest | Self::DropNewest)
+    }
+}
+
 /// How a pipeline is run.
 ///
 /// ```
@@ -17,6 +43,11 @@ pub struct Options {
     pub(crate) name: Option<String>,
     pub(crate) in_flight: Option<usize>,
     pub(crate) max_in_flight: Option<usize>,
+    pub(crate) when_full: WhenFull,
+    pub(crate) queue: Option<usize>,
+    pub(crate) max_age: Option<Duration>,
+    pub(crate) byte_budget: Option<usize>,
+    pub(crate) item_bytes: Option<usize>,
     pub(crate) policy: RestartPolicy,
     pub(crate) stop_timeout: Duration,
     pub(crate) build_timeout: Option<Duration>,
@@ -37,6 +68,11 @@ impl Options {
             name: None,
             in_flight: None,
             max_in_flight: None,
+            when_full: WhenFull::Wait,
+            queue: None,
+            max_age: None,
+            byte_budget: None,
+            item_bytes: None,
             policy: RestartPolicy { limit: 3, backoff: Duration::from_millis(10) },
             stop_timeout: Duration::from_secs(5),
             build_timeout: None,
@@ -61,6 +97,80 @@ impl Options {
     /// [`in_flight`](Self::in_flight) may be allowed later.
     pub const fn max_in_flight(mut self, items: usize) -> Self {
         self.max_in_flight = Some(items);
+        self
+    }
+
+    /// What becomes of a push into a full pipeline; without it, the push waits.
+    ///
+    /// Streams lose nothing by this: [`Pipeline::stream`](crate::Pipeline::stream) reads its input
+    /// only as fast as it is let in, and an item of carried state is never queued nor dropped, since
+    /// the state would go with it (it waits, or is refused). Items of a stream that wait in the
+    /// queue can be dropped by the pushes of others.
+    ///
+    /// ```
+    /// use brigade_actors::{ErrorKind, Options, Pipeline, Topology, WhenFull, stage_fn};
+    /// use std::time::Duration;
+    ///
+    /// let mut builder = Topology::<u64>::builder();
+    /// let frames = builder.source("frames");
+    /// let detect = builder.actor("detect", "cpu", 1, 1, stage_fn(|frame: Vec<u64>| {
+    ///     std::thread::sleep(Duration::from_millis(20));
+    ///     Ok(frame)
+    /// }));
+    /// let found = builder.sink("found");
+    /// builder.connect(frames, detect.input(0)).connect(detect.output(0), found);
+    ///
+    /// // A live source: only the latest frame is worth waiting for.
+    /// let options = Options::new().in_flight(1).when_full(WhenFull::DropOldest).queue(1);
+    /// let pipeline = Pipeline::spawn(builder.build()?, options)?;
+    /// let tickets: Result<Vec<_>, _> = (0..4).map(|n| pipeline.push(vec![n])).collect();
+    /// let results: Vec<_> = tickets?.into_iter().map(|ticket| ticket.wait()).collect();
+    /// assert_eq!(results[0].as_ref().unwrap(), &[0]);
+    /// assert_eq!(results[1].as_ref().unwrap_err().kind(), ErrorKind::Dropped);
+    /// assert_eq!(results[3].as_ref().unwrap(), &[3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub const fn when_full(mut self, policy: WhenFull) -> Self {
+        self.when_full = policy;
+        self
+    }
+
+    /// How many items may wait in a queue in front of the pipeline once it is full, each with its
+    /// ticket. Without it there is none, but for [`WhenFull::DropOldest`], [`WhenFull::DropNewest`]
+    /// and [`max_age`](Self::max_age), where it is as many as may be in flight at the start.
+    pub const fn queue(mut self, items: usize) -> Self {
+        self.queue = Some(items);
+        self
+    }
+
+    /// How long an item may wait in the queue. One that waited longer has an error of kind
+    /// [`ErrorKind::Expired`](crate::ErrorKind::Expired) as its result and is never computed.
+    ///
+    /// A ticket that is waited for gets that result when the time is over; an awaited one when the
+    /// next item enters or leaves the pipeline.
+    pub const fn max_age(mut self, age: Duration) -> Self {
+        self.max_age = Some(age);
+        self
+    }
+
+    /// The most bytes that the payloads of the items in flight may keep alive, as
+    /// [`Payload::bytes`](crate::Payload::bytes) counts them: inputs, and what lies between actors.
+    /// What a stage allocates for itself is its own.
+    ///
+    /// An item is admitted when the most that it will hold fits into what is left: its inputs and
+    /// the most that an item before it held beyond its inputs. The first item shows how much that
+    /// is, so it goes alone, unless [`item_bytes`](Self::item_bytes) says it. An item that is larger
+    /// than the budget goes alone too. Where items differ in how much they grow, the budget can be
+    /// passed by the growth of those that are in flight when a larger one than any before appears.
+    pub const fn byte_budget(mut self, bytes: usize) -> Self {
+        self.byte_budget = Some(bytes);
+        self
+    }
+
+    /// What one item is expected to hold at its peak, for the [byte budget](Self::byte_budget). 0
+    /// expects no more than its inputs.
+    pub const fn item_bytes(mut self, bytes: usize) -> Self {
+        self.item_bytes = Some(bytes);
         self
     }
 

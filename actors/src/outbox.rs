@@ -27,6 +27,8 @@ pub(crate) struct OpenFiring<P> {
     pub(crate) started: Instant,
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
+    /// The bytes of its inputs, where they count.
+    pub(crate) bytes: usize,
     outputs: Vec<Option<P>>,
     missing: usize,
     deferred: bool,
@@ -38,6 +40,7 @@ pub(crate) struct OpenFiring<P> {
 pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
+    pub(crate) bytes: usize,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
 }
 
@@ -120,13 +123,14 @@ impl<P> Outbox<P> {
         }
     }
 
-    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant) {
+    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant, bytes: usize) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
         outputs.resize_with(self.ports, || None);
         self.open.push(OpenFiring {
             item,
             started,
             cancelled: false,
+            bytes,
             outputs,
             missing: self.ports,
             deferred: false,
@@ -222,7 +226,7 @@ impl<P> OpenFiring<P> {
             }
             None => Ok(self.outputs),
         };
-        Closed { item: self.item, started: self.started, outcome }
+        Closed { item: self.item, started: self.started, bytes: self.bytes, outcome }
     }
 }
 

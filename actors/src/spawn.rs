@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use crate::credit::Bounds;
 use crate::edge::{Taker, Target};
 use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
@@ -10,9 +11,10 @@ use crate::inbox::Inbox;
 use crate::join::Join;
 use crate::lane::Seat;
 use crate::metrics::{EdgeMeter, Meter, PipelineState};
-use crate::options::Options;
+use crate::options::{Options, WhenFull};
 use crate::packet::Message;
 use crate::payload::Payload;
+use crate::queue::Queue;
 use crate::supervise::RestartPolicy;
 use crate::sync::{Arc, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
@@ -44,6 +46,29 @@ const fn automatic_in_flight(depth: usize) -> usize {
     if items < 2 { 2 } else { items }
 }
 
+/// Places in the queue in front of the credits.
+fn queue_capacity(options: &Options, in_flight: usize) -> Result<usize, SpawnError> {
+    if options.byte_budget == Some(0) {
+        let message = "byte_budget is 0: items would go one at a time; say in_flight(1) for that";
+        return Err(SpawnError::Options(message.into()));
+    }
+    let needed = options.when_full.drops() || options.max_age.is_some();
+    match options.queue {
+        Some(0) if options.when_full == WhenFull::DropOldest => {
+            let message = "the queue has no place, so there is no oldest item to drop; \
+                           say queue(1) or DropNewest";
+            Err(SpawnError::Options(message.into()))
+        }
+        Some(0) if options.max_age.is_some() => {
+            let message = "max_age bounds the wait in the queue, and the queue has no place";
+            Err(SpawnError::Options(message.into()))
+        }
+        Some(items) => Ok(items),
+        None if needed => Ok(in_flight),
+        None => Ok(0),
+    }
+}
+
 pub(crate) fn spawn<P: Payload>(
     system: &System,
     topology: Topology<P>,
@@ -57,7 +82,14 @@ pub(crate) fn spawn<P: Payload>(
         return Err(SpawnError::Options(message.into()));
     }
     let capacity = in_flight.max(options.max_in_flight.unwrap_or(0));
-    let (engine, seeds) = wire(system, topology, options, in_flight, capacity);
+    let queue = queue_capacity(&options, in_flight)?;
+    let bounds = Bounds {
+        items: in_flight,
+        bytes: options.byte_budget,
+        item_bytes: options.item_bytes,
+        queue,
+    };
+    let (engine, seeds) = wire(system, topology, options, bounds, capacity);
     let mut threads = Threads::default();
     let (ready, report) = bounded(seeds.len().max(1));
     for seed in seeds {
@@ -150,7 +182,7 @@ fn wire<P: Payload>(
     system: &System,
     topology: Topology<P>,
     options: Options,
-    in_flight: usize,
+    bounds: Bounds,
     capacity: usize,
 ) -> (Arc<Engine<P>>, Vec<Seed<P>>) {
     let Topology { sources, sinks, actors, edges, lanes, .. } = topology;
@@ -215,7 +247,9 @@ fn wire<P: Payload>(
         (0..sources.len()).map(|port| ends.targets(&edges, OutPort::Source(port))).collect();
     let engine = Arc::new(Engine::new(Wiring {
         name,
-        in_flight,
+        bounds,
+        capacity,
+        queue: Queue::new(options.when_full, options.max_age, bounds.queue),
         sources: source_targets,
         joins,
         sink,

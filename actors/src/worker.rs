@@ -309,13 +309,14 @@ impl<P: Payload> Actor<P> {
         }
         let started = self.cell().meter.enter(Phase::Busy);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
+        let bytes = self.seed.engine.weigh(inputs.iter());
         let firing = Firing {
             seq,
             inputs,
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started);
+        self.outbox.begin(item, started, bytes);
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -338,7 +339,7 @@ impl<P: Payload> Actor<P> {
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, outcome } = closed;
+        let Closed { item, started, bytes, outcome } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -349,6 +350,9 @@ impl<P: Payload> Actor<P> {
         };
         cell.meter.fired(ended.saturating_duration_since(started), outcome.is_err());
         let engine = &self.seed.engine;
+        if bytes > 0 {
+            item.weight.sub(bytes, &engine.bytes);
+        }
         cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
         match outcome {
             Ok(mut outputs) => {

@@ -198,6 +198,10 @@ mod tests {
             "latency_sum_ns": 0, "latency_max_ns": 0,
             "actors": actors.iter().enumerate().map(actor).collect::<Vec<_>>(),
             "edges": [], "detached": [],
+            "admission": {
+                "queued": 0, "queue_capacity": 0, "dropped": 0, "expired": 0, "bytes": 0,
+                "bytes_peak": 0, "byte_budget": null, "in_flight_max": 4,
+            },
             "devices": lanes.iter().map(device).collect::<Vec<_>>(),
         }))
         .unwrap()
