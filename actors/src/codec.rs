@@ -400,6 +400,8 @@ mod tests {
                 poisoned: 0,
                 busy_ns: 4,
             }],
+            stalls: vec![],
+            stall_count: 0,
             detached: vec!["a".into()],
         };
         let wire: Stats = decode(&encode(&stats, 4096).unwrap(), 4096).unwrap();

@@ -99,6 +99,8 @@ pub(crate) struct Wakeups {
     next: Option<Waker>,
     /// Items wait in the queue: whoever gave room lets them in.
     pub(crate) queued: bool,
+    /// Every credit was out before this one came back.
+    pub(crate) full: bool,
 }
 
 impl Wakeups {
@@ -235,11 +237,12 @@ impl Credits {
     /// outside every lock.
     pub(crate) fn release(&self, bytes: usize) -> Wakeups {
         let mut state = lock(&self.state);
+        let full = state.used >= state.limit;
         state.used = state.used.saturating_sub(1);
         if let Some(scales) = &mut state.weigh {
             scales.charged = scales.charged.saturating_sub(bytes);
         }
-        self.freed(&mut state)
+        Wakeups { full, ..self.freed(&mut state) }
     }
 
     /// Takes a credit for the item at the head of the queue, which has inputs of `bytes`; gives
@@ -286,7 +289,6 @@ impl Credits {
         }
     }
 
-    #[cfg(test)]
     /// Changes the number of credits. Those that are out stay out.
     pub(crate) fn set_limit(&self, limit: usize) -> Wakeups {
         let (mut wakeups, woken) = {

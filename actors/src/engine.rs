@@ -6,7 +6,8 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use crate::credit::{Bounds, Credits};
+use crate::credit::{Bounds, Credits, Wakeups};
+use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
@@ -20,9 +21,12 @@ use crate::metrics::{
 use crate::packet::Seq;
 use crate::payload::Payload;
 use crate::queue::Queue;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
+use crate::sync::{
+    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, lock, thread, wait_until,
+};
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
+use crate::watch::Watch;
 use crate::weight::Total;
 
 pub(crate) struct Engine<P> {
@@ -35,6 +39,10 @@ pub(crate) struct Engine<P> {
     /// The bytes in flight, if they are budgeted.
     pub(crate) bytes: Total,
     byte_budget: Option<usize>,
+    pub(crate) ways: Ways,
+    /// Adapts the number in flight, if that was asked for.
+    tuner: Option<Tuner>,
+    pub(crate) watch: Option<Watch>,
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
@@ -61,6 +69,8 @@ pub(crate) struct ActorCell<P> {
     pub(crate) meter: Meter,
     pub(crate) ring: Ring,
     pub(crate) lane: LaneHold,
+    /// Firings that its stage takes at a time.
+    pub(crate) slots: AtomicUsize,
 }
 
 /// An actor's hold on a lane of its device.
@@ -101,6 +111,9 @@ pub(crate) struct Wiring<P> {
     pub(crate) bounds: Bounds,
     pub(crate) capacity: usize,
     pub(crate) queue: Queue<P>,
+    pub(crate) ways: Ways,
+    pub(crate) tuner: Option<Tuner>,
+    pub(crate) watch: Option<Watch>,
     pub(crate) sources: Vec<Vec<Target<P>>>,
     pub(crate) joins: Vec<Join>,
     pub(crate) sink: Join,
@@ -121,6 +134,9 @@ impl<P: 'static> Engine<P> {
             queue: wiring.queue,
             bytes: Total::default(),
             byte_budget: wiring.bounds.bytes,
+            ways: wiring.ways,
+            tuner: wiring.tuner,
+            watch: wiring.watch,
             flight: Flight::default(),
             sources: wiring.sources,
             joins: wiring.joins,
@@ -180,9 +196,9 @@ impl<P: 'static> Engine<P> {
         Ok(item)
     }
 
-    /// Gives an item its result and its credit back; nobody sees the one without the other. True if
-    /// the room may be for an item in the queue.
-    fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> bool {
+    /// Gives an item its result and its credit back; nobody sees the one without the other. Gives
+    /// the wakers of who waited for either.
+    fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> Option<Wakeups> {
         let failed = outcome.is_err();
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
@@ -195,11 +211,7 @@ impl<P: 'static> Engine<P> {
                 self.credits.release(charge)
             })
         });
-        let queued = wakeups.as_ref().is_some_and(|wakeups| wakeups.queued);
-        if let Some(wakeups) = wakeups {
-            wakeups.wake();
-        }
-        queued
+        wakeups
     }
 
     /// Gives an item that holds no credit its result.
@@ -245,6 +257,40 @@ impl<P: 'static> Engine<P> {
         for lanes in &self.devices {
             lanes.interrupt();
         }
+        if let Some(watch) = &self.watch {
+            watch.end();
+        }
+    }
+
+    /// Gives every item in flight `error` as its result, and asks the stages that hold one to
+    /// cancel it. The credits come back as the items come through.
+    pub(crate) fn fail_items(&self, error: &ItemError) {
+        for item in self.flight.all() {
+            item.abort(error.clone());
+        }
+        self.ring_all(Flags::CANCEL);
+    }
+
+    /// Items with a result.
+    pub(crate) fn completed(&self) -> u64 {
+        self.counts.completed.load(Ordering::Relaxed)
+    }
+
+    /// Items that lie in an edge, in front of its actor.
+    pub(crate) fn level(&self, edge: usize) -> u64 {
+        let cell = &self.edges[edge];
+        match cell.taker {
+            InPort::Actor { actor, .. } => {
+                let taken = self.actors[actor].meter.taken.load(Ordering::Relaxed);
+                cell.meter.snapshot().0.saturating_sub(taken)
+            }
+            InPort::Sink(_) => 0,
+        }
+    }
+
+    /// Whether an edge arrives at this actor.
+    pub(crate) fn leads_to(&self, edge: usize, me: usize) -> bool {
+        matches!(self.edges[edge].taker, InPort::Actor { actor, .. } if actor == me)
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -259,19 +305,13 @@ impl<P: 'static> Engine<P> {
             .iter()
             .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
             .collect();
-        let edges = self.edges.iter().map(|edge| {
+        let edges = self.edges.iter().enumerate().map(|(number, edge)| {
             let (sent, peak) = edge.meter.snapshot();
-            let level = match edge.taker {
-                InPort::Actor { actor, .. } => {
-                    sent.saturating_sub(self.actors[actor].meter.taken.load(Ordering::Relaxed))
-                }
-                InPort::Sink(_) => 0,
-            };
             EdgeStats {
                 from: edge.from.clone(),
                 to: edge.to.clone(),
                 sent,
-                level,
+                level: self.level(number),
                 peak,
                 capacity: edge.capacity,
             }
@@ -287,6 +327,7 @@ impl<P: 'static> Engine<P> {
             }
         });
         let detached = self.exits.left_behind();
+        let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
         Stats {
             name: self.name.clone(),
             state: self.ending().map_or(PipelineState::Running, |(state, _)| state),
@@ -302,6 +343,8 @@ impl<P: 'static> Engine<P> {
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
+            stalls,
+            stall_count,
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
     }
@@ -338,8 +381,16 @@ impl<P: 'static> Engine<P> {
 impl<P: Payload> Engine<P> {
     /// Gives an item its result and its credit back, and lets the next one in from the queue.
     pub(crate) fn retire(self: &Arc<Self>, item: &Item<P>, outcome: Outcome<P>) {
-        if self.settle(item, outcome) {
+        let Some(wakeups) = self.settle(item, outcome) else {
+            return;
+        };
+        let (queued, full) = (wakeups.queued, wakeups.full);
+        wakeups.wake();
+        if queued {
             self.pump();
+        }
+        if let Some(tuner) = &self.tuner {
+            self.tune(tuner, full);
         }
     }
 
@@ -441,6 +492,15 @@ impl<P> Flight<P> {
             table.free.push(item.slot);
         }
         here
+    }
+
+    fn all(&self) -> Vec<Arc<Item<P>>> {
+        lock(&self.0).slots.iter().flatten().cloned().collect()
+    }
+
+    /// The lowest number in flight.
+    pub(crate) fn oldest(&self) -> Option<Seq> {
+        lock(&self.0).slots.iter().flatten().map(|item| item.seq).min()
     }
 
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {

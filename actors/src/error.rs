@@ -30,6 +30,8 @@ pub enum ErrorKind {
     StateLost,
     /// The inputs of the item do not fit the pipeline.
     Invalid,
+    /// The pipeline made no progress, and its watchdog was told to give its items up.
+    Stalled,
 }
 
 impl ErrorKind {
@@ -45,6 +47,7 @@ impl ErrorKind {
             Self::StageDown => "stage down",
             Self::StateLost => "state lost",
             Self::Invalid => "invalid",
+            Self::Stalled => "stalled",
         }
     }
 }

@@ -54,6 +54,7 @@ pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
 mod credit;
+mod depth;
 mod edge;
 mod engine;
 mod error;
@@ -81,6 +82,7 @@ mod system;
 mod ticket;
 mod topology;
 mod trace;
+mod watch;
 mod weight;
 mod worker;
 
@@ -104,3 +106,4 @@ pub use system::System;
 pub use ticket::Ticket;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
 pub use trace::{Trace, TraceActor, TraceEvent};
+pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::supervise::RestartPolicy;
+use crate::supervise::{RestartPolicy, RetryPolicy};
+use crate::sync::Arc;
+use crate::watch::{OnStall, Stall, WatchOptions};
 
 /// What becomes of a push into a full pipeline.
 ///
@@ -43,12 +45,15 @@ pub struct Options {
     pub(crate) name: Option<String>,
     pub(crate) in_flight: Option<usize>,
     pub(crate) max_in_flight: Option<usize>,
+    pub(crate) adapt: bool,
     pub(crate) when_full: WhenFull,
     pub(crate) queue: Option<usize>,
     pub(crate) max_age: Option<Duration>,
     pub(crate) byte_budget: Option<usize>,
     pub(crate) item_bytes: Option<usize>,
     pub(crate) policy: RestartPolicy,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) watch: Option<WatchOptions>,
     pub(crate) stop_timeout: Duration,
     pub(crate) build_timeout: Option<Duration>,
     pub(crate) trace: usize,
@@ -68,12 +73,15 @@ impl Options {
             name: None,
             in_flight: None,
             max_in_flight: None,
+            adapt: false,
             when_full: WhenFull::Wait,
             queue: None,
             max_age: None,
             byte_budget: None,
             item_bytes: None,
-            policy: RestartPolicy { limit: 3, backoff: Duration::from_millis(10) },
+            policy: RestartPolicy { limit: 3, window: None, backoff: Duration::from_millis(10) },
+            retry: RetryPolicy { panics: 0, failures: 0 },
+            watch: None,
             stop_timeout: Duration::from_secs(5),
             build_timeout: None,
             trace: 0,
@@ -97,6 +105,36 @@ impl Options {
     /// [`in_flight`](Self::in_flight) may be allowed later.
     pub const fn max_in_flight(mut self, items: usize) -> Self {
         self.max_in_flight = Some(items);
+        self
+    }
+
+    /// Adapts the number of items in flight while the pipeline runs: as many as keep its bottleneck
+    /// busy and one more, by Little's law, and never more than `max`.
+    ///
+    /// What an item needs on its way without waiting, divided by what the bottleneck needs for each,
+    /// is the number that fills the pipeline; both are measured. Where the bottleneck idles
+    /// nevertheless, one more is tried and kept if it helps. The number starts with
+    /// [`in_flight`](Self::in_flight) or its default, and is
+    /// [`Stats::in_flight_limit`](crate::Stats::in_flight_limit) at any time. A latency that would
+    /// grow with a fixed, large number stays near the smallest that gives the same throughput.
+    ///
+    /// ```
+    /// use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+    ///
+    /// let mut builder = Topology::<i64>::builder();
+    /// let x = builder.source("x");
+    /// let inc = builder.actor("inc", "cpu", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] + 1])));
+    /// let y = builder.sink("y");
+    /// builder.connect(x, inc.input(0)).connect(inc.output(0), y);
+    /// let pipeline = Pipeline::spawn(builder.build()?, Options::new().in_flight_auto(32))?;
+    /// assert_eq!(pipeline.stream((0..500).map(|n| vec![n])).filter(Result::is_ok).count(), 500);
+    /// let stats = pipeline.stats();
+    /// assert!(stats.in_flight_limit <= 32 && stats.admission.in_flight_max == 32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub const fn in_flight_auto(mut self, max: usize) -> Self {
+        self.adapt = true;
+        self.max_in_flight = Some(max);
         self
     }
 
@@ -174,8 +212,74 @@ impl Options {
         self
     }
 
-    /// How often the stage of one actor is built anew after a panic, in the life of the pipeline.
-    /// Past that the pipeline fails as a whole.
+    /// How often an item is given to the same actor once more after its firing panicked (or was open
+    /// in a stage that did); without it, never. The item keeps its place; only the last failure is
+    /// its result. Handles on the inputs are [kept](crate::Payload::share) until the firing is done.
+    ///
+    /// Each panic costs a [restart](Self::restarts) of the actor, so an item that always panics uses
+    /// up `n + 1` of them.
+    pub const fn retry_panics(mut self, n: u32) -> Self {
+        self.retry.panics = n;
+        self
+    }
+
+    /// How often an item is given to the same actor once more after its stage returned an error of
+    /// kind [`ErrorKind::Failed`](crate::ErrorKind::Failed); without it, never.
+    pub const fn retry_failures(mut self, n: u32) -> Self {
+        self.retry.failures = n;
+        self
+    }
+
+    /// Watches that results come: items in flight and no result for `after` is a
+    /// [`Stall`](crate::Stall), which names the actors and the edges that make no progress. Stalls
+    /// are in [`Stats::stalls`](crate::Stats::stalls), and [`on_stall`](Self::on_stall) decides what
+    /// else happens. Costs a thread that sleeps; without this there is none.
+    ///
+    /// ```
+    /// use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+    /// use std::time::Duration;
+    ///
+    /// let mut builder = Topology::<i64>::builder();
+    /// let x = builder.source("x");
+    /// let slow = builder.actor("slow", "gpu:0", 1, 1, stage_fn(|v: Vec<i64>| {
+    ///     std::thread::sleep(Duration::from_millis(80));
+    ///     Ok(v)
+    /// }));
+    /// let y = builder.sink("y");
+    /// builder.connect(x, slow.input(0)).connect(slow.output(0), y);
+    /// let options = Options::new().watchdog(Duration::from_millis(20));
+    /// let pipeline = Pipeline::spawn(builder.build()?, options)?;
+    /// pipeline.push(vec![1])?.wait()?;
+    /// let stall = &pipeline.stats().stalls[0];
+    /// assert_eq!(stall.actors[0].name, "slow");
+    /// assert!(stall.to_string().contains("actor `slow` has been computing on `gpu:0`"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn watchdog(mut self, after: Duration) -> Self {
+        let before = self.watch.take();
+        self.watch = Some(WatchOptions { after, ..before.unwrap_or_default() });
+        self
+    }
+
+    /// What happens to a pipeline that stalls, beside the report. Without a
+    /// [`watchdog`](Self::watchdog) it is looked for after ten seconds.
+    pub fn on_stall(mut self, action: OnStall) -> Self {
+        let before = self.watch.take();
+        self.watch = Some(WatchOptions { action, ..before.unwrap_or_default() });
+        self
+    }
+
+    /// Calls `listener` with every stall, on the thread of the watchdog, under no lock. Without a
+    /// [`watchdog`](Self::watchdog) stalls are looked for after ten seconds.
+    pub fn stall_listener(mut self, listener: impl Fn(&Stall) + Send + Sync + 'static) -> Self {
+        let before = self.watch.take();
+        self.watch =
+            Some(WatchOptions { listener: Some(Arc::new(listener)), ..before.unwrap_or_default() });
+        self
+    }
+
+    /// How often the stage of one actor is built anew after a panic, within the
+    /// [`restart_window`](Self::restart_window). Past that the pipeline fails as a whole.
     pub const fn restarts(mut self, limit: u32) -> Self {
         self.policy.limit = limit;
         self
@@ -184,6 +288,13 @@ impl Options {
     /// The pause before the first restart of an actor; it doubles with every further one.
     pub const fn restart_backoff(mut self, pause: Duration) -> Self {
         self.policy.backoff = pause;
+        self
+    }
+
+    /// How long a restart counts against the [limit](Self::restarts) and the pause. Without it, for
+    /// the life of the pipeline.
+    pub const fn restart_window(mut self, window: Duration) -> Self {
+        self.policy.window = Some(window);
         self
     }
 

@@ -29,6 +29,9 @@ pub(crate) struct OpenFiring<P> {
     pub(crate) cancelled: bool,
     /// The bytes of its inputs, where they count.
     pub(crate) bytes: usize,
+    /// Handles on its inputs, where it may have to be tried again, and how often it was.
+    pub(crate) kept: Option<Vec<P>>,
+    pub(crate) tries: u32,
     outputs: Vec<Option<P>>,
     missing: usize,
     deferred: bool,
@@ -41,6 +44,8 @@ pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
     pub(crate) bytes: usize,
+    pub(crate) kept: Option<Vec<P>>,
+    pub(crate) tries: u32,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
 }
 
@@ -123,7 +128,15 @@ impl<P> Outbox<P> {
         }
     }
 
-    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant, bytes: usize) {
+    /// Opens a firing whose inputs weigh `bytes`. `kept` are handles on them for another try.
+    pub(crate) fn begin(
+        &mut self,
+        item: Arc<Item<P>>,
+        started: Instant,
+        bytes: usize,
+        kept: Option<Vec<P>>,
+        tries: u32,
+    ) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
         outputs.resize_with(self.ports, || None);
         self.open.push(OpenFiring {
@@ -131,6 +144,8 @@ impl<P> Outbox<P> {
             started,
             cancelled: false,
             bytes,
+            kept,
+            tries,
             outputs,
             missing: self.ports,
             deferred: false,
@@ -226,7 +241,14 @@ impl<P> OpenFiring<P> {
             }
             None => Ok(self.outputs),
         };
-        Closed { item: self.item, started: self.started, bytes: self.bytes, outcome }
+        Closed {
+            item: self.item,
+            started: self.started,
+            bytes: self.bytes,
+            kept: self.kept,
+            tries: self.tries,
+            outcome,
+        }
     }
 }
 

@@ -348,8 +348,13 @@ impl<P: Payload> Supervised for Handle<P> {
         self.engine.leave_behind(&left);
         let threads = std::mem::take(&mut *lock(&self.threads));
         threads.join(&left);
+        let watched = self.engine.watch.as_ref().is_none_or(|watch| watch.wait(deadline));
         let names = left.iter().map(|&me| self.engine.actors[me].name.to_string());
-        StopReport { detached: names.collect() }
+        let mut detached: Vec<String> = names.collect();
+        if !watched {
+            detached.push("watchdog".into());
+        }
+        StopReport { detached }
     }
 
     fn stop_timeout(&self) -> Duration {

@@ -1,9 +1,11 @@
 //! Wiring a topology up and starting its threads.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::credit::Bounds;
+use crate::depth::{Tuner, Ways};
 use crate::edge::{Taker, Target};
 use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
@@ -15,11 +17,12 @@ use crate::options::{Options, WhenFull};
 use crate::packet::Message;
 use crate::payload::Payload;
 use crate::queue::Queue;
-use crate::supervise::RestartPolicy;
-use crate::sync::{Arc, RecvTimeoutError, Sender, bounded, thread};
+use crate::supervise::{RestartPolicy, RetryPolicy};
+use crate::sync::{Arc, AtomicUsize, Ordering, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
 use crate::trace::Ring;
+use crate::watch::{self, Watch};
 use crate::worker::{Seed, run};
 
 /// The threads of a pipeline.
@@ -44,6 +47,25 @@ impl Threads {
 const fn automatic_in_flight(depth: usize) -> usize {
     let items = depth.saturating_mul(2);
     if items < 2 { 2 } else { items }
+}
+
+/// Room in the inboxes where nothing is said: the number in flight that fills the pipeline is known
+/// only once the stages are built and say how many firings they take at a time.
+const ROOM: usize = 64;
+
+/// Which actors follow which.
+fn ways<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Ways {
+    let mut before = vec![Vec::new(); actors.len()];
+    for edge in edges {
+        if let (OutPort::Actor { actor: from, .. }, InPort::Actor { actor: to, .. }) =
+            (edge.from, edge.to)
+        {
+            before[to].push(from);
+        }
+    }
+    let mut order: Vec<usize> = (0..actors.len()).collect();
+    order.sort_by_key(|&actor| Reverse(actors[actor].height));
+    Ways { order, before }
 }
 
 /// Places in the queue in front of the credits.
@@ -81,7 +103,18 @@ pub(crate) fn spawn<P: Payload>(
         let message = "in_flight is 0: nothing could ever enter; say at least 1";
         return Err(SpawnError::Options(message.into()));
     }
-    let capacity = in_flight.max(options.max_in_flight.unwrap_or(0));
+    let said = options.in_flight;
+    let capacity = match options.max_in_flight {
+        Some(0) if options.adapt => {
+            let message = "in_flight_auto(0): nothing could ever enter; say at least 1";
+            return Err(SpawnError::Options(message.into()));
+        }
+        Some(max) if options.adapt => max,
+        Some(max) => max.max(in_flight),
+        None if said.is_some() => in_flight,
+        None => in_flight.max(ROOM),
+    };
+    let in_flight = in_flight.min(capacity);
     let queue = queue_capacity(&options, in_flight)?;
     let bounds = Bounds {
         items: in_flight,
@@ -133,6 +166,18 @@ pub(crate) fn spawn<P: Payload>(
     }
     failures.sort_by_key(|(me, _)| *me);
     let Some(first) = failures.first().map(|(me, _)| *me) else {
+        if said.is_none() {
+            // A stage that takes several firings at a time is full with as many, and one that waits.
+            let fill = engine.ways.longest(|actor| {
+                engine.actors[actor].slots.load(Ordering::Relaxed).saturating_add(1) as u64
+            });
+            let fill = usize::try_from(fill).unwrap_or(usize::MAX).min(capacity);
+            engine.credits.set_limit(fill.max(in_flight)).wake();
+        }
+        if let Err(error) = watch::start(&engine) {
+            tear_down(&engine, threads, stop_timeout);
+            return Err(SpawnError::Thread { actor: "watchdog".into(), error });
+        }
         return Ok((engine, threads));
     };
     tear_down(&engine, threads, stop_timeout);
@@ -241,6 +286,7 @@ fn wire<P: Payload>(
             meter: Meter::new(origin),
             ring: Ring::new(options.trace),
             lane: LaneHold::new(device_lanes, Seat::new(pipeline, spec.height)),
+            slots: AtomicUsize::new(1),
         });
     }
     let source_targets =
@@ -249,6 +295,9 @@ fn wire<P: Payload>(
         name,
         bounds,
         capacity,
+        ways: ways(&actors, &edges),
+        tuner: options.adapt.then(|| Tuner::new(bounds.items, capacity, actors.len(), origin)),
+        watch: options.watch.map(Watch::new),
         queue: Queue::new(options.when_full, options.max_age, bounds.queue),
         sources: source_targets,
         joins,
@@ -259,9 +308,10 @@ fn wire<P: Payload>(
         devices,
         origin,
     }));
+    let policies = (options.policy, options.retry);
     let seeds = actors.into_iter().zip(inboxes).enumerate();
     let seeds = seeds.map(|(me, (spec, inbox))| {
-        seed(&engine, me, spec, inbox, &ends, &edges, done[me], options.policy)
+        seed(&engine, me, spec, inbox, &ends, &edges, done[me], policies)
     });
     let seeds = seeds.collect();
     (engine, seeds)
@@ -275,7 +325,7 @@ fn seed<P: Payload>(
     ends: &Ends<P>,
     edges: &[Edge],
     done: Option<usize>,
-    policy: RestartPolicy,
+    (policy, retry): (RestartPolicy, RetryPolicy),
 ) -> Seed<P> {
     let routes = (0..spec.outputs)
         .map(|port| ends.targets(edges, OutPort::Actor { actor: me, port }))
@@ -290,5 +340,6 @@ fn seed<P: Payload>(
         done,
         factory: spec.factory,
         policy,
+        retry,
     }
 }

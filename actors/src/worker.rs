@@ -15,7 +15,7 @@ use crate::outbox::{Closed, Outbox};
 use crate::packet::{Firing, Message};
 use crate::payload::Payload;
 use crate::stage::{Factory, Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, build, guarded};
+use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, build, guarded};
 use crate::sync::{Arc, Ordering, Sender, thread};
 
 /// What an actor thread is started with.
@@ -32,12 +32,15 @@ pub(crate) struct Seed<P> {
     pub(crate) done: Option<usize>,
     pub(crate) factory: Factory<P>,
     pub(crate) policy: RestartPolicy,
+    pub(crate) retry: RetryPolicy,
 }
 
 /// An item that arrived in full.
 struct Work<P> {
     item: Arc<Item<P>>,
     inputs: Result<Vec<P>, ItemError>,
+    /// How often it was tried before.
+    tries: u32,
 }
 
 /// What became of an attempt to fire.
@@ -123,6 +126,7 @@ impl<P: Payload> Actor<P> {
         self.attempt += 1;
         let stage = build(&mut self.seed.factory, context)?;
         self.slots = guarded("`slots`", || Ok(stage.slots()))?.max(1);
+        self.cell().slots.store(self.slots, Ordering::Relaxed);
         self.stage = Some(stage);
         Ok(())
     }
@@ -273,7 +277,7 @@ impl<P: Payload> Actor<P> {
                 Err(error)
             }
         };
-        self.backlog.push_back(Work { item, inputs });
+        self.backlog.push_back(Work { item, inputs, tries: 0 });
     }
 
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
@@ -309,14 +313,20 @@ impl<P: Payload> Actor<P> {
         }
         let started = self.cell().meter.enter(Phase::Busy);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
-        let bytes = self.seed.engine.weigh(inputs.iter());
+        let engine = &self.seed.engine;
+        let bytes = engine.weigh(inputs.iter());
+        let keeps = self.seed.retry.asks();
+        let kept = keeps.then(|| inputs.iter().map(Payload::share).collect());
+        if keeps && bytes > 0 {
+            item.weight.add(bytes, &engine.bytes, &engine.credits);
+        }
         let firing = Firing {
             seq,
             inputs,
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started, bytes);
+        self.outbox.begin(item, started, bytes, kept, work.tries);
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -339,7 +349,7 @@ impl<P: Payload> Actor<P> {
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, bytes, outcome } = closed;
+        let Closed { item, started, bytes, kept, tries, outcome } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -350,10 +360,22 @@ impl<P: Payload> Actor<P> {
         };
         cell.meter.fired(ended.saturating_duration_since(started), outcome.is_err());
         let engine = &self.seed.engine;
+        let again = outcome.as_ref().is_err_and(|error| {
+            self.seed.retry.again(error.kind(), tries) && item.skip().is_none()
+        });
         if bytes > 0 {
-            item.weight.sub(bytes, &engine.bytes);
+            let handles = 1 + usize::from(kept.is_some() && !again);
+            item.weight.sub(handles * bytes, &engine.bytes);
         }
         cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
+        if let Some(inputs) = kept.filter(|_| again) {
+            cell.meter.retried();
+            // Among what waits, it keeps the place that its number gives it.
+            let later = self.backlog.iter().position(|work| work.item.seq > item.seq);
+            let place = later.unwrap_or(self.backlog.len());
+            self.backlog.insert(place, Work { item, inputs: Ok(inputs), tries: tries + 1 });
+            return;
+        }
         match outcome {
             Ok(mut outputs) => {
                 for (targets, payload) in self.seed.routes.iter().zip(outputs.drain(..)) {
@@ -390,7 +412,7 @@ impl<P: Payload> Actor<P> {
         self.drop_stage();
         let mut cause = cause.clone();
         loop {
-            let Some(pause) = self.restarts.next(self.seed.policy) else {
+            let Some(pause) = self.restarts.next(self.seed.policy, Instant::now()) else {
                 self.give_up(cause);
                 return false;
             };
@@ -407,9 +429,11 @@ impl<P: Payload> Actor<P> {
 
     fn give_up(&self, cause: ItemError) {
         let name = &self.cell().name;
+        let within = self.seed.policy.window.map(|window| format!(" within {window:?}"));
         let message = format!(
-            "the pipeline failed: actor `{name}` went down more than {} times, last because {}",
+            "the pipeline failed: actor `{name}` went down more than {} times{}, last because {}",
             self.seed.policy.limit,
+            within.unwrap_or_default(),
             cause.message(),
         );
         let failure = ItemError::new(ErrorKind::StageDown, message).with_source(Arc::new(cause));
