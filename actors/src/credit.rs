@@ -388,9 +388,12 @@ impl Credits {
         wakeups
     }
 
+    /// Wakes the threads in the line, if there is room for one.
     fn notify(&self, state: &State) {
-        if state.line.is_empty() {
-        } else if state.is_fair() {
+        if state.line.is_empty() || !state.has_room() {
+            return;
+        }
+        if state.is_fair() {
             self.freed.notify_all();
         } else {
             self.freed.notify_one();
@@ -454,8 +457,11 @@ impl State {
 
     /// The next future to be woken, if there is room for it.
     fn next_future(&mut self) -> Option<Waker> {
-        let room = self.used < self.limit || self.queued < self.queue || self.closed.is_some();
-        if room { self.waiting.pop_front().map(|(_, waker)| waker) } else { None }
+        if self.has_room() { self.waiting.pop_front().map(|(_, waker)| waker) } else { None }
+    }
+
+    fn has_room(&self) -> bool {
+        self.used < self.limit || self.queued < self.queue || self.closed.is_some()
     }
 
     /// Takes a future out of the line; true if it was still in it.

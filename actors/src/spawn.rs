@@ -74,6 +74,10 @@ fn queue_capacity(options: &Options, in_flight: usize) -> Result<usize, SpawnErr
         let message = "byte_budget is 0: items would go one at a time; say in_flight(1) for that";
         return Err(SpawnError::Options(message.into()));
     }
+    if options.watch.as_ref().is_some_and(|watch| watch.after.is_zero()) {
+        let message = "watchdog(0): every pipeline stalls for no time; say how long is too long";
+        return Err(SpawnError::Options(message.into()));
+    }
     let needed = options.when_full.drops() || options.max_age.is_some();
     match options.queue {
         Some(0) if options.when_full == WhenFull::DropOldest => {

@@ -380,6 +380,46 @@ fn scenario_25_a_decoder_that_inflates_its_data_is_held_up_at_the_source() {
 }
 
 #[test]
+fn scenario_23_items_of_any_size_in_streams_of_any_length_under_every_admission() {
+    within(LIMIT, || {
+        let reverse = |v: Vec<Vec<u8>>| {
+            Ok(v.into_iter().map(|item| item.into_iter().rev().collect()).collect())
+        };
+        let double =
+            |v: Vec<Vec<u8>>| Ok(v.iter().map(|item| [&item[..], item].concat()).collect());
+        let admissions = [
+            Options::new().in_flight(1),
+            Options::new().in_flight(3).byte_budget(1),
+            Options::new().in_flight(8).byte_budget(300),
+            Options::new().in_flight(2).queue(2),
+            Options::new().in_flight_auto(8).queue(1).when_full(WhenFull::DropOldest),
+            Options::new().in_flight_auto(5).byte_budget(500).max_age(LIMIT),
+        ];
+        for options in admissions {
+            let mut b = Topology::<Vec<u8>>::builder();
+            let x = b.source("x");
+            let first = b.actor("reverse", "cpu:0", 1, 1, stage_fn(reverse));
+            let second = b.actor("double", "cpu:1", 1, 1, stage_fn(double));
+            let third = b.actor("again", "cpu:2", 1, 1, stage_fn(reverse));
+            let y = b.sink("y");
+            b.connect(x, first.input(0)).connect(first.output(0), second.input(0));
+            b.connect(second.output(0), third.input(0)).connect(third.output(0), y);
+            let pipeline = Pipeline::spawn(b.build().unwrap(), options).unwrap();
+            // None, one, fewer than stages, as many, and a ragged rest; sizes from nothing to 96.
+            for items in [0, 1, 2, 3, 4, 61] {
+                let item = |n: usize| vec![n as u8; (n * 37) % 97];
+                let results: Vec<_> = pipeline.stream((0..items).map(|n| vec![item(n)])).collect();
+                assert_eq!(results.len(), items);
+                for (n, result) in results.into_iter().enumerate() {
+                    assert_eq!(result.unwrap(), [[item(n), item(n)].concat()]);
+                }
+            }
+            assert_eq!(pipeline.stats().admission.bytes, 0);
+        }
+    });
+}
+
+#[test]
 fn fan_out_and_joins_are_weighed_and_come_back_to_nothing() {
     within(LIMIT, || {
         let mut b = Topology::builder();

@@ -88,6 +88,13 @@ fn the_watchdog_names_the_actor_that_computes_and_the_edge_in_front_of_it() {
 }
 
 #[test]
+fn a_watchdog_needs_a_time() {
+    let options = Options::new().watchdog(Duration::ZERO);
+    let refused = Pipeline::spawn(chain(vec![map(|x| x)]), options).unwrap_err();
+    assert!(refused.to_string().contains("watchdog(0)"), "{refused}");
+}
+
+#[test]
 fn without_a_watchdog_there_is_no_thread_for_it() {
     let pipeline =
         Pipeline::spawn(chain(vec![map(|x| x)]), Options::new().name("plainly")).unwrap();
