@@ -215,11 +215,16 @@ impl<P: Payload> Engine<P> {
             let work = done(actor);
             if work.items == 0 { Duration::ZERO } else { work.service.div_f64(work.items as f64) }
         };
-        let path = self.ways.longest(|actor| service(actor).as_nanos() as u64);
+        // Children of one item go through an actor one after the other.
+        let path = self.ways.longest(|actor| {
+            let firings = (done(actor).items as f64 / completed.max(1) as f64).max(1.0);
+            service(actor).mul_f64(firings).as_nanos() as u64
+        });
         // An actor with several slots can be as fast as its firings would be side by side.
         let each = |actor: usize| {
             let slots = self.actors[actor].slots.load(Ordering::Relaxed).max(1);
-            per_item(done(actor).busy).min(service(actor).div_f64(slots as f64))
+            let work = done(actor);
+            per_item(work.busy).min(per_item(work.service).div_f64(slots as f64))
         };
         let actors = (0..after.len()).map(each).max().unwrap_or_default();
         let devices = self.devices.iter().map(|lanes| {

@@ -6,23 +6,26 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use crate::budget::Budget;
 use crate::credit::{Bounds, Credits, Wakeups};
 use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
-use crate::item::{Item, Outcome};
+use crate::item::{Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
 use crate::metrics::{
-    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats,
+    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Meter,
+    PipelineState, Stats,
 };
-use crate::packet::Seq;
+use crate::packet::{Message, Seq};
 use crate::payload::Payload;
 use crate::queue::Queue;
+use crate::region::{ROOT, RegionId};
 use crate::sync::{
-    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, lock, thread, wait_until,
+    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until,
 };
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
@@ -46,9 +49,13 @@ pub(crate) struct Engine<P> {
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    /// The joins of the actors and, last, of the sink.
-    pub(crate) joins: Vec<Join>,
+    /// The root first.
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    /// For each port of the sink, where the lists of children lie that reach it, if they do.
+    pub(crate) listed: Vec<Option<usize>>,
+    /// The bytes that the collected children of one item may keep.
+    pub(crate) child_bytes: usize,
     /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
     pub(crate) sinks: usize,
     pub(crate) actors: Vec<ActorCell<P>>,
@@ -59,6 +66,30 @@ pub(crate) struct Engine<P> {
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     exits: Exits,
     counts: Counts,
+}
+
+/// One region of the topology, while it runs.
+pub(crate) struct Region<P> {
+    /// What its items are made with.
+    pub(crate) shape: Shape,
+    /// Items that entered so far: announced before they are sent.
+    pub(crate) entered: AtomicU64,
+    /// The fan-out whose children flow here, and its budget.
+    pub(crate) budget: Option<(usize, Arc<Budget>)>,
+    /// Where its items leave it.
+    pub(crate) ends: Vec<End<P>>,
+    /// For each port of the sink that lies behind this region, the list in the parent.
+    pub(crate) exits: Vec<Option<usize>>,
+}
+
+/// Where the items of a region leave it.
+pub(crate) enum End<P> {
+    /// At a collect, which has this list in the parent.
+    Collect { slot: usize, inbox: Sender<Message<P>> },
+    /// At an unbatch.
+    Unbatch { inbox: Sender<Message<P>> },
+    /// At a port of the sink.
+    Sink { port: usize },
 }
 
 /// What is known of an actor outside its thread.
@@ -94,6 +125,8 @@ pub(crate) struct EdgeCell {
     pub(crate) to: String,
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
+    /// It leads to a collect: nothing lies in it, the parents gather what went through.
+    pub(crate) gathers: bool,
 }
 
 #[derive(Default)]
@@ -101,6 +134,7 @@ struct Counts {
     admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
+    filtered: AtomicU64,
     latency_sum: AtomicU64,
     latency_max: AtomicU64,
 }
@@ -115,8 +149,10 @@ pub(crate) struct Wiring<P> {
     pub(crate) tuner: Option<Tuner>,
     pub(crate) watch: Option<Watch>,
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    pub(crate) joins: Vec<Join>,
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    pub(crate) listed: Vec<Option<usize>>,
+    pub(crate) child_bytes: usize,
     pub(crate) sinks: usize,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
@@ -139,8 +175,10 @@ impl<P: 'static> Engine<P> {
             watch: wiring.watch,
             flight: Flight::default(),
             sources: wiring.sources,
-            joins: wiring.joins,
+            regions: wiring.regions,
             sink: wiring.sink,
+            listed: wiring.listed,
+            child_bytes: wiring.child_bytes,
             sinks: wiring.sinks,
             exits: Exits::new(wiring.actors.len()),
             actors: wiring.actors,
@@ -199,12 +237,16 @@ impl<P: 'static> Engine<P> {
     /// Gives an item its result and its credit back; nobody sees the one without the other. Gives
     /// the wakers of who waited for either.
     fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> Option<Wakeups> {
-        let failed = outcome.is_err();
+        let complete = outcome.is_ok();
+        let filtered = matches!(&outcome, Err(error) if error.is_filtered());
+        let failed = !complete && !filtered;
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
                 self.count_result(item, failed || !first);
+                let filtered = filtered && first;
+                self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
                 let charge = if self.credits.weighs() {
-                    item.weight.retire(!failed && first, &self.bytes, &self.credits)
+                    item.weight.retire(complete && first, &self.bytes, &self.credits)
                 } else {
                     0
                 };
@@ -257,6 +299,9 @@ impl<P: 'static> Engine<P> {
         for lanes in &self.devices {
             lanes.interrupt();
         }
+        for (_, budget) in self.regions.iter().filter_map(|region| region.budget.as_ref()) {
+            budget.interrupt();
+        }
         if let Some(watch) = &self.watch {
             watch.end();
         }
@@ -280,6 +325,7 @@ impl<P: 'static> Engine<P> {
     pub(crate) fn level(&self, edge: usize) -> u64 {
         let cell = &self.edges[edge];
         match cell.taker {
+            _ if cell.gathers => 0,
             InPort::Actor { actor, .. } => {
                 let taken = self.actors[actor].meter.taken.load(Ordering::Relaxed);
                 cell.meter.snapshot().0.saturating_sub(taken)
@@ -291,6 +337,25 @@ impl<P: 'static> Engine<P> {
     /// Whether an edge arrives at this actor.
     pub(crate) fn leads_to(&self, edge: usize, me: usize) -> bool {
         matches!(self.edges[edge].taker, InPort::Actor { actor, .. } if actor == me)
+    }
+
+    /// Whether an actor makes children and has as many alive as may be.
+    pub(crate) fn is_out_of_children(&self, me: usize) -> bool {
+        let budgets = self.regions.iter().filter_map(|region| region.budget.as_ref());
+        let mut own = budgets.filter(|(maker, _)| *maker == me);
+        own.any(|(_, budget)| budget.level().0 >= budget.limit())
+    }
+
+    /// `bytes` came into being that belong to an item.
+    pub(crate) fn hold_bytes(&self, item: &Item<P>, bytes: usize) {
+        item.for_roots(bytes, &mut |root, bytes| {
+            root.weight.add(bytes, &self.bytes, &self.credits);
+        });
+    }
+
+    /// `bytes` that belonged to an item are gone.
+    pub(crate) fn drop_bytes(&self, item: &Item<P>, bytes: usize) {
+        item.for_roots(bytes, &mut |root, bytes| root.weight.sub(bytes, &self.bytes));
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -326,6 +391,12 @@ impl<P: 'static> Engine<P> {
                 busy_ns: nanos(busy),
             }
         });
+        let fan_outs = self.regions.iter().filter_map(|region| {
+            let (maker, budget) = region.budget.as_ref()?;
+            let (children, peak) = budget.level();
+            let actor = self.actors[*maker].name.to_string();
+            Some(FanOutStats { actor, children, peak, limit: budget.limit() })
+        });
         let detached = self.exits.left_behind();
         let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
         Stats {
@@ -338,11 +409,13 @@ impl<P: 'static> Engine<P> {
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
+            filtered: self.counts.filtered.load(Ordering::Relaxed),
             latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
             latency_max_ns: self.counts.latency_max.load(Ordering::Relaxed),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
+            fan_outs: fan_outs.collect(),
             stalls,
             stall_count,
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
@@ -396,12 +469,20 @@ impl<P: Payload> Engine<P> {
 
     /// Puts an admitted item's inputs onto its edges. Never blocks.
     pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
+        self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
         for (targets, payload) in self.sources.iter().zip(inputs) {
             self.send(targets, item, payload);
         }
+    }
+}
+
+impl<P> Engine<P> {
+    /// Announces items that are about to be sent into a region.
+    pub(crate) fn enters(&self, region: RegionId, items: usize) {
+        self.regions[region].entered.fetch_add(items as u64, Ordering::AcqRel);
     }
 }
 

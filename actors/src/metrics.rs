@@ -201,8 +201,10 @@ pub struct Stats {
     pub admitted: u64,
     /// Items with a result, value or error.
     pub completed: u64,
-    /// Those of them whose result is an error.
+    /// Those of them whose result is an error, but for the filtered ones.
     pub failed: u64,
+    /// Those of them that a filter took out.
+    pub filtered: u64,
     /// The sum of the times from admission to result of the completed items.
     pub latency_sum_ns: u64,
     /// The longest of those times.
@@ -213,6 +215,8 @@ pub struct Stats {
     pub edges: Vec<EdgeStats>,
     /// The devices, in the order in which the actors name them.
     pub devices: Vec<DeviceStats>,
+    /// The fan-outs, in the order of the topology.
+    pub fan_outs: Vec<FanOutStats>,
     /// The last stalls that the [watchdog](crate::Options::watchdog) found, oldest first.
     pub stalls: Vec<Stall>,
     /// How many it found.
@@ -241,6 +245,20 @@ pub struct AdmissionStats {
     pub byte_budget: Option<u64>,
     /// The most items that may ever be in flight: what the inboxes have room for.
     pub in_flight_max: usize,
+}
+
+/// The budget of a fan-out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FanOutStats {
+    /// The name of its actor.
+    pub actor: String,
+    /// Children that are in flight now.
+    pub children: usize,
+    /// The most that ever were.
+    pub peak: usize,
+    /// The most that may be: [`Options::children`](crate::Options::children).
+    pub limit: usize,
 }
 
 /// The figures of an actor. The four times add up to the time since the spawn.

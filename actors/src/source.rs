@@ -10,6 +10,7 @@ use crate::item::Item;
 use crate::options::WhenFull;
 use crate::payload::Payload;
 use crate::queue::Offered;
+use crate::region::ROOT;
 use crate::state::Carried;
 use crate::sync::Arc;
 
@@ -168,9 +169,9 @@ impl<P: Payload> Engine<P> {
         charge: usize,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
         let admitted = Instant::now();
-        let joins = &self.joins;
+        let shape = &self.regions[ROOT].shape;
         let entered =
-            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, joins, admitted));
+            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, shape, admitted));
         match entered {
             Ok(item) => {
                 item.weight.admit(bytes, charge);
@@ -190,9 +191,9 @@ impl<P: Payload> Engine<P> {
         start_by: Option<Instant>,
     ) -> Result<Arc<Item<P>>, ItemError> {
         let admitted = Instant::now();
-        let joins = &self.joins;
+        let shape = &self.regions[ROOT].shape;
         self.enter(|seq, slot| {
-            Item::new(seq, slot, deadline, None, joins, admitted).in_queue(start_by)
+            Item::new(seq, slot, deadline, None, shape, admitted).in_queue(start_by)
         })
     }
 }

@@ -40,6 +40,8 @@ pub enum Doing {
     WaitingForLane,
     /// It waits for input.
     WaitingForInput,
+    /// It makes children, and as many are in flight as may be.
+    WaitingForChildren,
     /// It builds its stage, backs off before it does, or hands over.
     Building,
 }
@@ -99,6 +101,7 @@ impl fmt::Display for StalledActor {
         match self.doing {
             Doing::Computing => write!(f, "computing on `{device}`")?,
             Doing::WaitingForLane => write!(f, "waiting for a lane of `{device}`")?,
+            Doing::WaitingForChildren => f.write_str("waiting for its children to leave")?,
             Doing::WaitingForInput => f.write_str("waiting for the rest of its input")?,
             Doing::Building => f.write_str("building its stage")?,
         }
@@ -297,10 +300,11 @@ impl<P: Payload> Engine<P> {
 
     fn stall(&self, now: Instant, lasted: Duration) -> Stall {
         let levels: Vec<u64> = (0..self.edges.len()).map(|edge| self.level(edge)).collect();
-        let doing = self.actors.iter().map(|actor| {
+        let doing = self.actors.iter().enumerate().map(|(me, actor)| {
             let (phase, since) = actor.meter.doing();
             let doing = match phase {
                 Phase::Busy => Doing::Computing,
+                Phase::Blocked if self.is_out_of_children(me) => Doing::WaitingForChildren,
                 Phase::Blocked => Doing::WaitingForLane,
                 Phase::Starved => Doing::WaitingForInput,
                 Phase::Other => Doing::Building,
