@@ -479,3 +479,45 @@ fn a_queue_in_front_of_a_pipeline_without_actors_does_not_recurse() {
         assert_eq!(kinds(tickets), (0..5000).map(Ok).collect::<Vec<_>>());
     });
 }
+
+#[test]
+fn a_budget_counts_children_batches_and_collected_lists_and_comes_back_to_nothing() {
+    use brigade_actors::{Batching, Flow};
+    within(LIMIT, || {
+        let failed = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&failed);
+        let topology = Flow::source("x")
+            .flat_map("split", "cpu:0", |v: Vec<u8>| {
+                Ok(v.into_iter().map(|b| vec![b; 8]).collect())
+            })
+            .filter("odd", "cpu:1", |v: &Vec<u8>| v[0] % 2 == 1)
+            .batch("batch", "cpu:1", Batching::up_to(5), |v: Vec<Vec<u8>>| Ok(v.concat()))
+            .map("model", "cpu:2", move |v: Vec<u8>| {
+                // Fails now and then, and is tried again.
+                if count.fetch_add(1, Ordering::SeqCst) % 7 == 3 {
+                    return Err(ItemError::failed("now and then"));
+                }
+                Ok(v)
+            })
+            .unbatch("unbatch", "cpu:1", |v: Vec<u8>, _| {
+                Ok(v.chunks(8).map(<[u8]>::to_vec).collect())
+            })
+            .collect_values("collect", "cpu:0", |v: Vec<Vec<u8>>| Ok(v.concat()))
+            .sink("y")
+            .build()
+            .unwrap();
+        let options = Options::new().in_flight_auto(16).byte_budget(4000).retry_failures(3);
+        let options = options.queue(3).watchdog(LIMIT);
+        let pipeline = Pipeline::spawn(topology, options).unwrap();
+        let item = |n: usize| (0..n % 12).map(|b| b as u8).collect::<Vec<u8>>();
+        let results: Vec<_> = pipeline.stream((0..300).map(|n| vec![item(n)])).collect();
+        for (n, result) in results.into_iter().enumerate() {
+            let odd = item(n).into_iter().filter(|b| b % 2 == 1);
+            assert_eq!(result.unwrap(), [odd.flat_map(|b| [b; 8]).collect::<Vec<_>>()], "{n}");
+        }
+        let stats = pipeline.stats();
+        assert!(stats.actors.iter().any(|actor| actor.retries > 0));
+        assert!((100..=4000).contains(&stats.admission.bytes_peak), "{:?}", stats.admission);
+        assert_eq!((stats.admission.bytes, stats.admission.queued), (0, 0));
+    });
+}
