@@ -187,6 +187,17 @@ impl Infer<'_> {
     }
 }
 
+impl Infer<'_> {
+    /// Infers a graph that stands for the node, whose inputs are known so; returns what is known of
+    /// its outputs.
+    ///
+    /// # Errors
+    /// If its nodes contradict each other.
+    pub(crate) fn inner(&mut self, mut graph: Graph, inputs: &[Known]) -> Result<Vec<Known>> {
+        infer_into(&mut graph, inputs, self.registry, self.fresh)
+    }
+}
+
 /// The common symbolic shape of several by broadcasting. Where two extents differ and neither is
 /// known to be 1, a known one wins over a symbol, and the first symbol over the second.
 ///

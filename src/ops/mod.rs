@@ -17,7 +17,9 @@ mod threads;
 mod window;
 
 mod array;
+mod attention;
 mod cast;
+mod composite;
 mod concat;
 mod constant;
 mod control;
@@ -33,6 +35,7 @@ mod gather;
 mod identity;
 mod loss;
 mod matmul;
+mod ml;
 mod movement;
 mod non_max_suppression;
 mod nonzero;
@@ -188,6 +191,7 @@ pub static TABLE: &[&OpDef] = &[
     &matmul::GEMM,
     &matmul::FUSED_GEMM,
     &matmul::MATMUL_INTEGER,
+    &matmul::MATMUL_N_BITS,
     // conv/
     &conv::CONV,
     &conv::FUSED_CONV,
@@ -271,6 +275,56 @@ pub static TABLE: &[&OpDef] = &[
     &text::STRING_SPLIT,
     &text::REGEX_FULL_MATCH,
     &text::TF_IDF_VECTORIZER,
+    // ml/
+    &ml::LABEL_ENCODER,
+    &ml::CATEGORY_MAPPER,
+    &ml::ONE_HOT_ENCODER,
+    &ml::ARRAY_FEATURE_EXTRACTOR,
+    &ml::FEATURE_VECTORIZER,
+    &ml::BINARIZER,
+    &ml::SCALER,
+    &ml::IMPUTER,
+    &ml::NORMALIZER,
+    &ml::LINEAR_REGRESSOR,
+    &ml::LINEAR_CLASSIFIER,
+    &ml::SVM_REGRESSOR,
+    &ml::SVM_CLASSIFIER,
+    &ml::TREE_ENSEMBLE,
+    &ml::TREE_ENSEMBLE_REGRESSOR,
+    &ml::TREE_ENSEMBLE_CLASSIFIER,
+    // composite/
+    &composite::MS_GELU,
+    &composite::BIAS_GELU,
+    &composite::FAST_GELU,
+    &composite::QUICK_GELU,
+    &composite::SWISH,
+    &composite::FUSED_MATMUL,
+    &composite::FUSED_GEMM,
+    &composite::FUSED_CONV,
+    &composite::RMS_NORMALIZATION,
+    &composite::SIMPLIFIED_LAYER_NORMALIZATION,
+    &composite::SKIP_LAYER_NORMALIZATION,
+    &composite::SKIP_SIMPLIFIED_LAYER_NORMALIZATION,
+    &composite::QLINEAR_MATMUL,
+    &composite::QLINEAR_CONV,
+    &composite::QGEMM,
+    &composite::MATMUL_INTEGER_TO_FLOAT,
+    &composite::DYNAMIC_QUANTIZE_MATMUL,
+    &composite::QLINEAR_ADD,
+    &composite::QLINEAR_MUL,
+    &composite::QLINEAR_SIGMOID,
+    &composite::QLINEAR_LEAKY_RELU,
+    &composite::QLINEAR_GLOBAL_AVERAGE_POOL,
+    &composite::QLINEAR_AVERAGE_POOL,
+    &composite::QLINEAR_SOFTMAX,
+    &composite::QLINEAR_CONCAT,
+    // attention/
+    &attention::ATTENTION,
+    &attention::ROTARY_EMBEDDING,
+    &attention::MS_ATTENTION,
+    &attention::MULTI_HEAD_ATTENTION,
+    &attention::GROUP_QUERY_ATTENTION,
+    &attention::MS_ROTARY_EMBEDDING,
     // random.rs
     &random::RANDOM_NORMAL,
     &random::RANDOM_NORMAL_LIKE,

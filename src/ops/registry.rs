@@ -23,6 +23,9 @@ impl Default for OpRegistry {
 const REFUSED: &[(&str, &str, &str)] = &[
     ("ai.onnx.preview.training", "", "it is of training; only inference is implemented"),
     ("ai.onnx.training", "", "it is of training; only inference is implemented"),
+    ("ai.onnx.ml", "ZipMap", "maps are no values here; export the model without ZipMap"),
+    ("ai.onnx.ml", "CastMap", "maps are no values here; feed it tensors"),
+    ("ai.onnx.ml", "DictVectorizer", "maps are no values here; feed it tensors"),
     ("", "ImageDecoder", "compressed images are not decoded; feed it the pixels"),
 ];
 

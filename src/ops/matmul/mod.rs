@@ -2,11 +2,13 @@
 
 mod gemm;
 mod integer;
+mod nbits;
 pub(super) mod plain;
 mod product;
 
 pub(super) use gemm::{FUSED_GEMM, GEMM};
 pub(super) use integer::MATMUL_INTEGER;
+pub(super) use nbits::MATMUL_N_BITS;
 pub(super) use product::{FUSED_MATMUL, MATMUL, products};
 
 use super::Infer;
