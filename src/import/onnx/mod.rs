@@ -29,8 +29,8 @@ use prost::Message;
 
 use super::{Imported, Limits, Source};
 use crate::error::{Result, bail, err};
-pub use data::TestModel;
 use crate::ops::{CompileOptions, OpRegistry, Program, infer_graph};
+pub use data::TestModel;
 use external::Weights;
 use function::Function;
 use graph::Scope;
