@@ -98,7 +98,7 @@ pub use error::{
 pub use flow::{Flow, Fork};
 pub use inbox::StageWaker;
 pub use metrics::{ActorStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats};
-pub use operator::{Batching, Operator};
+pub use operator::{Batching, Operator, list_fn};
 pub use options::Options;
 pub use outbox::Outbox;
 pub use packet::{Firing, Seq};

@@ -1,6 +1,7 @@
 //! A compiled segment as the stage of a device actor.
 
 use std::any::Any;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -56,27 +57,56 @@ struct SegmentStage {
     outputs: usize,
 }
 
-impl Stage<Value> for SegmentStage {
-    fn submit(&mut self, firing: Firing<Value>, out: &mut Outbox<Value>) -> Result<(), ItemError> {
+impl<P> Stage<P> for SegmentStage
+where
+    P: From<Value> + TryInto<Value>,
+    P::Error: Display,
+{
+    fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
         let outputs = self
             .instance
-            .run(firing.inputs)
+            .run(values(firing.inputs)?)
             .and_then(|outputs| counted(&self.device, outputs, self.outputs))
             .map_err(ItemError::from_error)?;
         for (port, value) in outputs.into_iter().enumerate() {
-            out.emit(port, value);
+            out.emit(port, value.into());
         }
         Ok(())
     }
 }
 
+/// What the ports of a segment were given, as values.
+fn values<P>(inputs: Vec<P>) -> Result<Vec<Value>, ItemError>
+where
+    P: TryInto<Value>,
+    P::Error: Display,
+{
+    let value = |(port, payload): (usize, P)| {
+        payload.try_into().map_err(|e| {
+            ItemError::failed(format!("input {port} of the segment is not a value: {e}"))
+        })
+    };
+    inputs.into_iter().enumerate().map(value).collect()
+}
+
+/// So that functions between models can use `?`.
+impl From<Error> for ItemError {
+    fn from(error: Error) -> Self {
+        Self::from_error(error)
+    }
+}
+
 /// Builds instances of a compiled segment with so many outputs, on the thread of the actor that
 /// asks.
-pub(crate) fn factory(
+pub(crate) fn factory<P>(
     segment: Arc<dyn CompiledSegment>,
     device: DeviceId,
     outputs: usize,
-) -> Factory<Value> {
+) -> Factory<P>
+where
+    P: Payload + From<Value> + TryInto<Value>,
+    <P as TryInto<Value>>::Error: Display,
+{
     Box::new(move |_| {
         let instance = caught(&device, "starting an instance", || segment.instance())
             .map_err(|e| ItemError::from_error(e.with_device(device.to_string())))?;
