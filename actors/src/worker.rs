@@ -339,6 +339,7 @@ impl<P: Payload> Actor<P> {
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
         let Closed { item, started, outcome } = closed;
+        let outcome = outcome.and_then(|outputs| self.checked(outputs));
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -363,6 +364,23 @@ impl<P: Payload> Actor<P> {
                 self.outbox.recycle_outputs(outputs);
             }
             Err(error) => self.forward_error(&item, error),
+        }
+    }
+
+    /// Sees to it that what a device still works on does not leave that device.
+    fn checked(&self, outputs: Vec<Option<P>>) -> Result<Vec<Option<P>>, ItemError> {
+        let cell = self.cell();
+        let early = self.seed.routes.iter().zip(&outputs).position(|(targets, payload)| {
+            let unready = payload.as_ref().is_some_and(|payload| !payload.ready());
+            unready && !self.seed.engine.stays_on(targets, &cell.device)
+        });
+        match early {
+            None => Ok(outputs),
+            Some(port) => {
+                let device = &cell.device;
+                let message = format!("output {port} left device `{device}` before it was ready");
+                Err(ItemError::new(ErrorKind::Contract, message))
+            }
         }
     }
 

@@ -338,7 +338,8 @@ impl Placed {
         let symbols = |s: &str| self.symbol(s);
         let costs = placement::node_costs(&self.graph, &self.registry, &symbols);
         let seconds = |id: NodeId| placement::seconds(costs[id.index()]);
-        PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
+        let own = |id: &DeviceId| self.registry.device(id).is_ok_and(|d| d.has_own_memory());
+        PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols).with_own_memory(&own)
     }
 
     /// What memory it takes; run sequentially, one item is in flight.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Instance, Support, Unavailable};
+use super::{
+    CompiledSegment, Device, DeviceId, DeviceInfo, Instance, InstanceOptions, Support, Unavailable,
+};
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry, Program, RunContext, Threads};
@@ -87,7 +89,7 @@ impl CompiledSegment for CpuSegment {
         self.program.constant_bytes()
     }
 
-    fn instance(&self) -> Result<Box<dyn Instance>> {
+    fn instance(&self, _options: InstanceOptions) -> Result<Box<dyn Instance>> {
         let context = RunContext { threads: Threads::new(self.threads)?, ..RunContext::default() };
         Ok(Box::new(CpuInstance { program: Arc::clone(&self.program), context }))
     }

@@ -5,6 +5,7 @@
 
 mod cpu;
 mod id;
+mod instance;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use serde::Serialize;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry};
-use crate::tensor::Value;
 
 pub use cpu::CpuDevice;
 pub use id::DeviceId;
+pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
 
 /// A kind of device that is built in.
 #[derive(Debug)]
@@ -54,6 +55,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// How many actors may compute on it at once.
     fn lanes(&self) -> usize {
         1
+    }
+
+    /// Whether it has memory of its own, so that its segments hand tensors over where they lie
+    /// ([`Value::Resident`](crate::Value::Resident)). A device without takes and gives tensors on
+    /// the host only.
+    fn has_own_memory(&self) -> bool {
+        false
     }
 
     /// Whether it can run a node whose inputs have these facts (`None`: left out).
@@ -138,33 +146,5 @@ pub trait CompiledSegment: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If threads or memory cannot be had.
-    fn instance(&self) -> Result<Box<dyn Instance>>;
-}
-
-/// The working state of one actor on a compiled segment.
-pub trait Instance {
-    /// How many items it can work on at once.
-    fn slots(&self) -> usize {
-        1
-    }
-
-    /// Computes one item, inputs in the segment's order.
-    ///
-    /// # Errors
-    /// If the inputs are not what was declared, or a kernel fails; names the node.
-    fn run(&mut self, inputs: Vec<Value>) -> Result<Vec<Value>>;
-
-    /// As [`Self::run`]; `observe` sees the name, operator and outputs of each node. A device that
-    /// cannot look inside runs without it.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    fn run_observed(
-        &mut self,
-        inputs: Vec<Value>,
-        observe: &mut dyn FnMut(&str, &str, &[Value]),
-    ) -> Result<Vec<Value>> {
-        let _ = observe;
-        self.run(inputs)
-    }
+    fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>>;
 }

@@ -14,7 +14,7 @@ mod kernel;
 mod program;
 mod registry;
 mod threads;
-mod window;
+pub(crate) mod window;
 
 mod cast;
 mod concat;
@@ -24,7 +24,7 @@ mod conv;
 mod cumsum;
 mod depth_to_space;
 mod elementwise;
-mod epilogue;
+pub(crate) mod epilogue;
 mod expand;
 mod gather;
 mod identity;
