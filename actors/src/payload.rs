@@ -76,4 +76,8 @@ impl<T: Payload + Sync> Payload for Arc<T> {
     fn share(&self) -> Self {
         Self::clone(self)
     }
+
+    fn ready(&self) -> bool {
+        T::ready(self)
+    }
 }
