@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use brigade::device::{
     CompiledSegment, CpuDevice, Delivery, Device, DeviceInfo, Instance, InstanceOptions, Submitted,
@@ -71,7 +72,7 @@ pub(crate) struct Queued {
     cpu: CpuDevice,
     refuses: &'static [&'static str],
     queue: QueueId,
-    jobs: Mutex<Sender<Job>>,
+    jobs: Sender<Job>,
     slots: usize,
     pub(crate) log: Arc<Log>,
 }
@@ -79,7 +80,7 @@ pub(crate) struct Queued {
 impl Queued {
     /// A device whose jobs take a time of `delay`, which is given the job's number.
     pub(crate) fn new(name: &str, delay: fn(u64) -> Duration) -> Self {
-        let (jobs, todo) = channel();
+        let (jobs, todo) = bounded(1024);
         let log = Arc::new(Log::default());
         let book = Arc::clone(&log);
         std::thread::spawn(move || work(&todo, delay, &book));
@@ -87,7 +88,7 @@ impl Queued {
             cpu: CpuDevice::named(super::id(name), OpRegistry::default()),
             refuses: &[],
             queue: QueueId::unique(),
-            jobs: Mutex::new(jobs),
+            jobs,
             slots: 2,
             log,
         }
@@ -182,7 +183,7 @@ impl Device for Queued {
             facts,
             name: self.id().to_string().into(),
             queue: self.queue,
-            jobs: Mutex::new(self.jobs.lock().unwrap().clone()),
+            jobs: self.jobs.clone(),
             slots: self.slots,
             log: Arc::clone(&self.log),
         }))
@@ -195,7 +196,7 @@ struct QueuedSegment {
     facts: Vec<Fact>,
     name: Arc<str>,
     queue: QueueId,
-    jobs: Mutex<Sender<Job>>,
+    jobs: Sender<Job>,
     slots: usize,
     log: Arc<Log>,
 }
@@ -219,7 +220,7 @@ impl CompiledSegment for QueuedSegment {
             facts: self.facts.clone(),
             name: Arc::clone(&self.name),
             queue: self.queue,
-            jobs: self.jobs.lock().unwrap().clone(),
+            jobs: self.jobs.clone(),
             slots: self.slots,
             log: Arc::clone(&self.log),
             options,
