@@ -132,6 +132,8 @@ mod tests {
             "run m.onnx --generate 3 --shape x=1,a",
             "run m.onnx --generate 3 --batch-axis x=q",
             "run m.onnx --generate 3 --bind x",
+            "run m.onnx --generate 3 --fallback cpu",
+            "run m.onnx --generate 3 --device cpu --fallback cpu:1 --stages 2",
             "check m.onnx",
             "demo -q -v",
             "no-such-command",

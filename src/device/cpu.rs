@@ -40,9 +40,10 @@ impl Device for CpuDevice {
         Ok(DeviceInfo {
             name: cpu_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             features: features(),
-            cores,
+            cores: Some(cores),
             memory_bytes: memory_bytes(),
             lanes: self.lanes(),
+            software: false,
         })
     }
 

@@ -6,6 +6,8 @@
 mod cpu;
 mod id;
 mod instance;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry};
 
+#[cfg(feature = "wgpu")]
+pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
@@ -34,12 +38,27 @@ pub struct Family {
 }
 
 /// Every kind of device that is built in.
-pub static FAMILIES: &[Family] = &[Family {
-    kind: "cpu",
-    summary: "this machine's CPU; each number is one more device with threads of its own",
-    open: |n, ops| Ok(Arc::new(CpuDevice::new(n, ops.clone()))),
-    list: || vec![0],
-}];
+pub static FAMILIES: &[Family] = &[
+    Family {
+        kind: "cpu",
+        summary: "this machine's CPU; each number is one more device with threads of its own",
+        open: |n, ops| Ok(Arc::new(CpuDevice::new(n, ops.clone()))),
+        list: || vec![0],
+    },
+    #[cfg(feature = "wgpu")]
+    Family {
+        kind: "wgpu",
+        summary: "GPUs through Vulkan, Metal or Direct3D 12: f32, what it lacks falls back",
+        open: |n, ops| Ok(Arc::new(WgpuDevice::new(n, ops.clone())?)),
+        list: || vec![0],
+    },
+];
+
+/// Kinds of devices that this build leaves out, and the feature that brings them.
+pub static LEFT_OUT: &[(&str, &str)] = &[
+    #[cfg(not(feature = "wgpu"))]
+    ("wgpu", "wgpu"),
+];
 
 /// Something that compiles and runs graphs.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -99,12 +118,35 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its features, such as instruction sets.
     pub features: Vec<String>,
-    /// Cores that it has.
-    pub cores: usize,
+    /// Cores that it has, if known.
+    pub cores: Option<usize>,
     /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,
     /// How many actors may compute on it at once.
     pub lanes: usize,
+    /// Whether it is a program on the CPU that stands in for another device, such as a software
+    /// Vulkan driver: right, but slower than the CPU device.
+    pub software: bool,
+}
+
+impl DeviceInfo {
+    /// The order in which devices of these kinds are worth using where nobody says: accelerators
+    /// first, then the CPU, then programs on the CPU that stand in for an accelerator.
+    ///
+    /// ```
+    /// use brigade::Registry;
+    /// let cpu = Registry::default().device(&"cpu".parse()?)?.probe().unwrap();
+    /// assert_eq!(cpu.rank("cpu"), 1);
+    /// assert_eq!(brigade::device::DeviceInfo { software: true, ..cpu }.rank("wgpu"), 2);
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    pub fn rank(&self, kind: &str) -> u8 {
+        match (self.software, kind) {
+            (true, _) => 2,
+            (false, "cpu") => 1,
+            _ => 0,
+        }
+    }
 }
 
 /// Why a device cannot be used here.

@@ -51,6 +51,8 @@ mod transpose;
 mod trilu;
 mod unique;
 
+#[allow(unused_imports, reason = "devices other than the CPU read it")]
+pub(crate) use crate::kernels::Activation;
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
 pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
