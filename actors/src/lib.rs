@@ -9,9 +9,15 @@
 //!   chains, skips, fan-out, joins.
 //! - At most [`Options::in_flight`] items hold a **credit**. A full pipeline makes [`Pipeline::push`]
 //!   wait and [`Pipeline::try_push`] say so; inside the pipeline nothing ever blocks.
+//! - **A full pipeline** waits, refuses or drops, as [`Options::when_full`] says; a
+//!   [queue](Options::queue) in front of it bounds what waits by number and [age](Options::max_age),
+//!   a [budget](Options::byte_budget) what is in flight by bytes, and
+//!   [`Options::in_flight_auto`] finds the number that keeps the bottleneck busy.
 //! - **Every item has exactly one result**, a value or an [`ItemError`], whatever fails. An error keeps
 //!   its item's number and travels on to the sink; the items around it are not touched.
-//! - A stage that **panics** is built anew by its [`Factory`], within a limit.
+//! - A stage that **panics** is built anew by its [`Factory`], within a limit; its item can be
+//!   [tried again](Options::retry_panics). A [watchdog](Options::watchdog) names who makes no
+//!   progress.
 //! - Actors on one device share its **lanes** and take turns.
 //! - A [`Ticket`] is waited for, asked, or awaited; [`Pipeline::stream`] gives results in order;
 //!   [`Pipeline::open_stream`] carries state from item to item.
@@ -56,6 +62,7 @@ pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
 mod credit;
+mod depth;
 mod duty;
 mod edge;
 mod engine;
@@ -73,6 +80,7 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod queue;
 mod region;
 mod registry;
 mod sink;
@@ -83,10 +91,13 @@ mod state;
 mod stream;
 mod supervise;
 mod sync;
+pub mod synthetic;
 mod system;
 mod ticket;
 mod topology;
 mod trace;
+mod watch;
+mod weight;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -97,9 +108,11 @@ pub use error::{
 };
 pub use flow::{Flow, Fork};
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats};
+pub use metrics::{
+    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats,
+};
 pub use operator::{Batching, Operator, list_fn};
-pub use options::Options;
+pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
 pub use packet::{Firing, Seq};
 pub use payload::Payload;
@@ -111,3 +124,4 @@ pub use system::System;
 pub use ticket::Ticket;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
 pub use trace::{Trace, TraceActor, TraceEvent};
+pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};

@@ -27,6 +27,64 @@ pub struct ActorReport {
     pub blocked: f64,
 }
 
+/// Where the time of one device actor went, as fractions of wall time. What is left to 1 went into
+/// matching and handing over.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ActorShare {
+    /// Its name.
+    pub name: String,
+    /// Its device.
+    pub device: String,
+    /// The share in which it computed.
+    pub busy: f64,
+    /// The share in which it waited for input.
+    pub starved: f64,
+    /// The share in which it had input and waited for its device.
+    pub blocked: f64,
+    /// Items that it computed.
+    pub items: u64,
+    /// The mean time that it computed on an item, in microseconds.
+    pub service_us: f64,
+}
+
+impl From<&ActorReport> for ActorShare {
+    fn from(actor: &ActorReport) -> Self {
+        Self {
+            name: actor.name.clone(),
+            device: actor.device.clone(),
+            busy: actor.busy,
+            starved: actor.starved,
+            blocked: actor.blocked,
+            items: actor.items,
+            service_us: actor.service_us,
+        }
+    }
+}
+
+impl ActorShare {
+    /// Writes a line for each actor, below a head.
+    pub(super) fn write_table(actors: &[Self], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = actors.iter().map(|a| a.name.chars().count()).max().unwrap_or(0).max(5);
+        writeln!(
+            f,
+            "{:width$}  {:>10}  {:>6}  {:>7}  {:>7}",
+            "actor", "per item", "busy", "starved", "blocked"
+        )?;
+        for a in actors {
+            writeln!(
+                f,
+                "{:width$}  {:>7.3} ms  {:>4.0} %  {:>5.0} %  {:>5.0} %",
+                a.name,
+                a.service_us / 1e3,
+                a.busy * 100.0,
+                a.starved * 100.0,
+                a.blocked * 100.0,
+            )?;
+        }
+        Ok(())
+    }
+}
+
 /// One device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceReport {
@@ -144,23 +202,8 @@ fn actor(before: Option<&ActorStats>, after: &ActorStats, seconds: f64) -> Actor
 
 impl fmt::Display for PipelineReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.actors.iter().map(|a| a.name.chars().count()).max().unwrap_or(0).max(5);
-        writeln!(
-            f,
-            "{:width$}  {:>10}  {:>6}  {:>7}  {:>7}",
-            "actor", "per item", "busy", "starved", "blocked"
-        )?;
-        for a in &self.actors {
-            writeln!(
-                f,
-                "{:width$}  {:>7.3} ms  {:>4.0} %  {:>5.0} %  {:>5.0} %",
-                a.name,
-                a.service_us / 1e3,
-                a.busy * 100.0,
-                a.starved * 100.0,
-                a.blocked * 100.0,
-            )?;
-        }
+        let shares: Vec<ActorShare> = self.actors.iter().map(ActorShare::from).collect();
+        ActorShare::write_table(&shares, f)?;
         let rest =
             if self.steady { "" } else { " (too few items to leave out filling and draining)" };
         writeln!(f, "throughput  {:.2} items/s{rest}", self.items_per_s)?;
@@ -178,29 +221,48 @@ impl fmt::Display for PipelineReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+    use serde_json::{Value, json};
 
-    /// Figures after `items` items in `uptime_ms`, with actors of these devices and service times.
+    /// `given` with its fields replaced by those of `by`.
+    fn with(mut given: Value, by: Value) -> Value {
+        if let (Some(fields), Value::Object(by)) = (given.as_object_mut(), by) {
+            for (name, value) in by {
+                assert!(fields.insert(name.clone(), value).is_some(), "there is no `{name}`");
+            }
+        }
+        given
+    }
+
+    /// Figures after `items` items in `uptime_ms`, with actors of these devices and service times;
+    /// everything else is that of a pipeline that has done nothing.
     fn stats(uptime_ms: u64, items: u64, actors: &[(&str, u64)], lanes: &[(&str, usize)]) -> Stats {
+        let mut builder = Topology::<i64>::builder();
+        let x = builder.source("x");
+        let idle = builder.actor("idle", "cpu", 1, 1, stage_fn(|v: Vec<i64>| Ok(v)));
+        let y = builder.sink("y");
+        builder.connect(x, idle.input(0)).connect(idle.output(0), y);
+        let pipeline = Pipeline::spawn(builder.build().unwrap(), Options::new()).unwrap();
+        let nothing = serde_json::to_value(pipeline.stats()).unwrap();
         let actor = |(i, (device, service_ms)): (usize, &(&str, u64))| {
             let service = service_ms * items * 1_000_000;
-            json!({
-                "name": format!("{device}.{i}"), "device": device, "items": items, "errors": 0,
-                "skipped": 0, "restarts": 0, "busy_ns": service,
-                "starved_ns": (uptime_ms * 1_000_000).saturating_sub(service), "blocked_ns": 0,
-                "other_ns": 0, "service_sum_ns": service, "service_min_ns": 0, "service_max_ns": 0,
-            })
+            let starved = (uptime_ms * 1_000_000).saturating_sub(service);
+            let figures = json!({
+                "name": format!("{device}.{i}"), "device": device, "items": items,
+                "busy_ns": service, "starved_ns": starved, "other_ns": 0, "service_sum_ns": service,
+            });
+            with(nothing["actors"][0].clone(), figures)
         };
-        let device = |(device, lanes): &(&str, usize)| json!({"device": device, "lanes": lanes, "held": 0, "poisoned": 0, "busy_ns": 0});
-        serde_json::from_value(json!({
-            "name": "p", "state": "Running", "uptime_ns": uptime_ms * 1_000_000, "in_flight": 0,
-            "in_flight_limit": 4, "admitted": items, "completed": items, "failed": 0,
-            "latency_sum_ns": 0, "latency_max_ns": 0,
+        let device = |(device, lanes): &(&str, usize)| {
+            with(nothing["devices"][0].clone(), json!({"device": device, "lanes": lanes}))
+        };
+        let figures = json!({
+            "uptime_ns": uptime_ms * 1_000_000, "in_flight_limit": 4, "admitted": items,
+            "completed": items, "edges": [],
             "actors": actors.iter().enumerate().map(actor).collect::<Vec<_>>(),
-            "edges": [], "detached": [],
             "devices": lanes.iter().map(device).collect::<Vec<_>>(),
-        }))
-        .unwrap()
+        });
+        serde_json::from_value(with(nothing.clone(), figures)).unwrap()
     }
 
     #[test]

@@ -17,7 +17,8 @@ impl HeteroExecutable {
     /// that give its outputs. So models and plain functions stream as one application.
     ///
     /// The payload is the application's own: a value is made into one by `From`, and out of one by
-    /// `TryInto`, which fails where an item is something else.
+    /// `TryInto`, which fails where an item is something else. Its [`Payload::ready`] asks that of
+    /// the value, where devices keep values in a memory of their own.
     ///
     /// ```
     /// use brigade::actors::{Flow, Options, Payload, Pipeline, Topology};
@@ -117,7 +118,8 @@ impl HeteroExecutable {
             builder.lanes(on.clone(), device.lanes());
             let name = if several { format!("{name}.{}", segment.index) } else { name.to_owned() };
             let outputs = segment.graph.outputs().len();
-            let stage = factory(code, segment.device.clone(), outputs);
+            let needed = prepared.deliveries(segment.index).to_vec();
+            let stage = factory(code, segment.device.clone(), needed);
             let id = builder.actor(name, on, segment.inputs.len(), outputs, stage);
             for (port, source) in segment.inputs.iter().enumerate() {
                 let from = match *source {
