@@ -7,6 +7,7 @@
 //! ```console
 //! $ cargo run --release -p brigade-actors --example words -- README.md
 //! ```
+#![allow(clippy::print_stdout, reason = "it is a program")]
 
 use std::error::Error;
 
@@ -88,11 +89,11 @@ fn apart(token: Token, members: usize) -> Result<Vec<Token>, ItemError> {
 
 fn summary(tokens: Vec<Token>) -> Result<Token, ItemError> {
     let words = tokens.len();
-    let count = |token: &Token| match token {
+    let count = |token: Token| match token {
         Token::Syllables(counts) => counts.iter().sum(),
         Token::Text(_) | Token::Words(_) => 0,
     };
-    let syllables: usize = tokens.iter().map(count).sum();
+    let syllables: usize = tokens.into_iter().map(count).sum();
     let mean = syllables as f64 / words.max(1) as f64;
     Ok(Token::Text(format!("{words:5} words, {mean:.2} syllables a word")))
 }

@@ -8,12 +8,12 @@
 //! ```console
 //! $ scripts/fetch-models
 //! $ cargo run --release --example ocr                      # pages of the models' test case
-//! $ cargo run --release --example ocr -- page.npy scan.png # pages of your own
+//! $ cargo run --release --example ocr -- one.npy two.npy   # pages of your own
 //! ```
 //!
 //! A `.npy` page has the shape 1 × 3 × height × width, normalised to -1 … 1, the channels in the order
 //! blue, green, red. Height and width are multiples of 32.
-#![allow(unreachable_pub, reason = "the modules are shared with a test")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program")]
 
 mod picture;
 mod reader;
