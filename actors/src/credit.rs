@@ -17,12 +17,16 @@ pub(crate) struct Credits {
     idle: Condvar,
 }
 
+/// What every credit looks at comes first, on one cache line.
+#[repr(C)]
 struct State {
     used: usize,
     limit: usize,
-    closed: Option<ItemError>,
     /// Threads in `acquire`; spares the wake-up where nobody waits.
     blocked: usize,
+    /// Threads in `wait_idle`.
+    draining: usize,
+    closed: Option<ItemError>,
     next_waiter: u64,
     waiting: VecDeque<(u64, Waker)>,
     idle_wakers: Vec<Waker>,
@@ -48,6 +52,7 @@ impl Credits {
                 limit,
                 closed: None,
                 blocked: 0,
+                draining: 0,
                 next_waiter: 0,
                 waiting: VecDeque::new(),
                 idle_wakers: Vec::new(),
@@ -130,8 +135,12 @@ impl Credits {
         state.used = state.used.saturating_sub(1);
         let mut idle = Vec::new();
         if state.used == 0 {
-            self.idle.notify_all();
-            idle = std::mem::take(&mut state.idle_wakers);
+            if state.draining > 0 {
+                self.idle.notify_all();
+            }
+            if !state.idle_wakers.is_empty() {
+                idle = std::mem::take(&mut state.idle_wakers);
+            }
         }
         if state.blocked > 0 {
             self.freed.notify_one();
@@ -173,7 +182,9 @@ impl Credits {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
+            state.draining += 1;
             state = wait_until(&self.idle, state, deadline);
+            state.draining -= 1;
         }
         state.used
     }

@@ -18,7 +18,7 @@ pub(crate) struct Target<P> {
 /// The taking side of an edge.
 pub(crate) enum Taker<P> {
     /// The one port of an actor: its inbox is the edge.
-    Only { actor: usize, inbox: Sender<Message<P>> },
+    Only { inbox: Sender<Message<P>> },
     /// One of several ports: the item's cells match them.
     Join { actor: usize, join: Join, port: usize, inbox: Sender<Message<P>> },
     /// A sink port.
@@ -26,11 +26,11 @@ pub(crate) enum Taker<P> {
 }
 
 impl<P: Payload> Engine<P> {
-    /// Hands `payload` to everybody who takes it; the last one gets the handle itself.
-    pub(crate) fn send(self: &Arc<Self>, to: &[Target<P>], item: &Arc<Item<P>>, payload: P) {
+    /// Hands `payload` to everybody who takes it; the last one gets the handles themselves.
+    pub(crate) fn send(self: &Arc<Self>, to: &[Target<P>], item: Arc<Item<P>>, payload: P) {
         if let Some((last, rest)) = to.split_last() {
             for target in rest {
-                self.deliver(target, item, Ok(payload.share()));
+                self.deliver(target, Arc::clone(&item), Ok(payload.share()));
             }
             self.deliver(last, item, Ok(payload));
         }
@@ -44,29 +44,31 @@ impl<P: Payload> Engine<P> {
         error: &ItemError,
     ) {
         for target in to {
-            self.deliver(target, item, Err(error.clone()));
+            self.deliver(target, Arc::clone(item), Err(error.clone()));
         }
     }
 
-    fn deliver(self: &Arc<Self>, target: &Target<P>, item: &Arc<Item<P>>, delivery: Delivery<P>) {
+    fn deliver(self: &Arc<Self>, target: &Target<P>, item: Arc<Item<P>>, delivery: Delivery<P>) {
         let meter = &self.edges[target.edge].meter;
         match &target.to {
-            Taker::Only { actor, inbox } => {
-                meter.send(Some(&self.actors[*actor].meter.taken));
+            Taker::Only { inbox } => {
+                meter.send(None);
                 // Never blocks: an inbox has room for every item that can be in flight. An inbox
                 // whose actor has ended belongs to a stopped pipeline, whose items are settled.
-                let _ = inbox.send(Message::Packet(Arc::clone(item), delivery));
+                let _ = inbox.send(Message::Packet(item, delivery));
             }
             Taker::Join { actor, join, port, inbox } => {
                 meter.send(Some(&self.actors[*actor].meter.taken));
                 if item.cells.fill(*join, *port, Some(delivery)) {
-                    let _ = inbox.send(Message::Ready(Arc::clone(item)));
+                    let _ = inbox.send(Message::Ready(item));
                 }
             }
             Taker::Sink { port } => {
                 meter.send(None);
-                if item.cells.fill(self.sink, *port, Some(delivery)) {
-                    self.finish(item);
+                if self.sink.ports == 1 {
+                    self.finish_with(&item, delivery);
+                } else if item.cells.fill(self.sink, *port, Some(delivery)) {
+                    self.finish(&item);
                 }
             }
         }

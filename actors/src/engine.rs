@@ -1,31 +1,35 @@
 //! What the handle, the source, the actors and the sink of one pipeline share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::task::Waker;
 #[cfg(feature = "control")]
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
-use crate::item::{Item, Outcome};
+use crate::item::{Admission, Item, Outcome};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
 use crate::metrics::{ActorStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats};
 use crate::packet::Seq;
 use crate::payload::Payload;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
+use crate::sync::{
+    Apart, Arc, AtomicU32, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until,
+};
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
 
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
-    pub(crate) credits: Credits,
-    pub(crate) flight: Flight<P>,
+    pub(crate) credits: Apart<Credits>,
+    pub(crate) flight: Apart<Flight<P>>,
+    /// How long a caller looks for a result before it sleeps.
+    pub(crate) spin: Duration,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
     /// The joins of the actors and, last, of the sink.
@@ -40,7 +44,8 @@ pub(crate) struct Engine<P> {
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     exits: Exits,
-    counts: Counts,
+    admitted: Apart<AtomicU64>,
+    counts: Apart<Counts>,
 }
 
 /// What is known of an actor outside its thread.
@@ -57,19 +62,16 @@ pub(crate) struct ActorCell<P> {
 pub(crate) struct LaneHold {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) seat: Arc<Seat>,
-    state: Mutex<Hold>,
+    /// `FREE`, `HELD`, or held by a thread that was left behind.
+    state: AtomicU32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
-    Free,
-    Held,
-    /// Held by a thread that was left behind.
-    Poisoned,
-}
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const POISONED: u32 = 2;
 
 pub(crate) struct EdgeCell {
-    pub(crate) meter: EdgeMeter,
+    pub(crate) meter: Apart<EdgeMeter>,
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) taker: InPort,
@@ -78,7 +80,6 @@ pub(crate) struct EdgeCell {
 
 #[derive(Default)]
 struct Counts {
-    admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
     latency_sum: AtomicU64,
@@ -89,6 +90,9 @@ struct Counts {
 pub(crate) struct Wiring<P> {
     pub(crate) name: String,
     pub(crate) in_flight: usize,
+    /// The most that may ever be.
+    pub(crate) capacity: usize,
+    pub(crate) spin: Duration,
     pub(crate) sources: Vec<Vec<Target<P>>>,
     pub(crate) joins: Vec<Join>,
     pub(crate) sink: Join,
@@ -104,8 +108,9 @@ impl<P: 'static> Engine<P> {
         Self {
             name: wiring.name,
             origin: wiring.origin,
-            credits: Credits::new(wiring.in_flight),
-            flight: Flight::default(),
+            credits: Apart(Credits::new(wiring.in_flight)),
+            flight: Apart(Flight::new(wiring.capacity)),
+            spin: wiring.spin,
             sources: wiring.sources,
             joins: wiring.joins,
             sink: wiring.sink,
@@ -116,7 +121,8 @@ impl<P: 'static> Engine<P> {
             devices: wiring.devices,
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
-            counts: Counts::default(),
+            admitted: Apart::default(),
+            counts: Apart::default(),
         }
     }
 
@@ -155,24 +161,22 @@ impl<P: 'static> Engine<P> {
     }
 
     /// Counts an admission and gives it its place in flight.
-    pub(crate) fn enter(
-        &self,
-        make: impl FnOnce(Seq, usize) -> Item<P>,
-    ) -> Result<Arc<Item<P>>, ItemError> {
-        let item = self.flight.insert(make)?;
-        self.counts.admitted.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn enter(&self, admission: Admission<P>) -> Result<Arc<Item<P>>, ItemError> {
+        let item = self.flight.insert(admission, &self.joins)?;
+        self.admitted.fetch_add(1, Ordering::Relaxed);
         Ok(item)
     }
 
     /// Gives an item its result and its credit back; nobody sees the one without the other.
     pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
         let failed = outcome.is_err();
-        let (_, wakeups) = item.settle(outcome, |first| {
-            self.flight.remove(item).then(|| {
-                self.count_result(item, failed || !first);
-                self.credits.release()
-            })
+        let wakeups = item.result.conclude(outcome, |first| {
+            self.count_result(item, failed || !first);
+            self.credits.release()
         });
+        if item.stream.is_some() {
+            self.flight.forget(item);
+        }
         if let Some(wakeups) = wakeups {
             wakeups.wake();
         }
@@ -225,10 +229,12 @@ impl<P: 'static> Engine<P> {
             .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
             .collect();
         let edges = self.edges.iter().map(|edge| {
-            let (sent, peak) = edge.meter.snapshot();
+            let (sent, mut peak) = edge.meter.snapshot();
             let level = match edge.taker {
                 InPort::Actor { actor, .. } => {
-                    sent.saturating_sub(self.actors[actor].meter.taken.load(Ordering::Relaxed))
+                    let meter = &self.actors[actor].meter;
+                    peak = peak.max(meter.peak());
+                    sent.saturating_sub(meter.taken.load(Ordering::Relaxed))
                 }
                 InPort::Sink(_) => 0,
             };
@@ -258,7 +264,7 @@ impl<P: 'static> Engine<P> {
             uptime_ns: self.time(now),
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
-            admitted: self.counts.admitted.load(Ordering::Relaxed),
+            admitted: self.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
             latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
@@ -286,25 +292,32 @@ impl<P: 'static> Engine<P> {
 
 impl<P: Payload> Engine<P> {
     /// Puts an admitted item's inputs onto its edges. Never blocks.
-    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
+    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, mut inputs: Vec<P>) {
         if self.sink.ports == 0 {
             self.finish(item);
         }
-        for (targets, payload) in self.sources.iter().zip(inputs) {
-            self.send(targets, item, payload);
+        let last = inputs.pop();
+        for (targets, payload) in self.sources.iter().zip(inputs.drain(..)) {
+            self.send(targets, Arc::clone(item), payload);
+        }
+        // The item cannot be finished before its last payload is sent: its result finds the vector.
+        item.result.lend(inputs);
+        if let (Some(targets), Some(payload)) = (self.sources.last(), last) {
+            self.send(targets, Arc::clone(item), payload);
         }
     }
 }
 
 impl LaneHold {
-    pub(crate) const fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
-        Self { lanes, seat, state: Mutex::new(Hold::Free) }
+    pub(crate) fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
+        Self { lanes, seat, state: AtomicU32::new(FREE) }
     }
 
-    pub(crate) fn try_acquire(&self) -> bool {
-        let held = self.lanes.try_acquire(&self.seat);
+    /// Takes a lane at `now`, if one is free.
+    pub(crate) fn try_acquire(&self, now: Instant) -> bool {
+        let held = self.lanes.try_acquire(&self.seat, now);
         if held {
-            *lock(&self.state) = Hold::Held;
+            self.state.store(HELD, Ordering::Release);
         }
         held
     }
@@ -312,84 +325,103 @@ impl LaneHold {
     pub(crate) fn acquire(&self, seq: Seq, stop: impl Fn() -> bool) -> Grant {
         let grant = self.lanes.acquire(&self.seat, seq, stop);
         if grant == Grant::Held {
-            *lock(&self.state) = Hold::Held;
+            self.state.store(HELD, Ordering::Release);
         }
         grant
     }
 
-    pub(crate) fn release(&self) {
-        let before = std::mem::replace(&mut *lock(&self.state), Hold::Free);
-        if before == Hold::Poisoned {
+    /// Gives the lane back at `now`, if one is held.
+    pub(crate) fn release(&self, now: Instant) {
+        let before = self.state.swap(FREE, Ordering::AcqRel);
+        if before == POISONED {
             self.lanes.cure();
         }
-        if before != Hold::Free {
-            self.lanes.release();
+        if before != FREE {
+            self.lanes.release(now);
         }
     }
 
     fn poison(&self) {
-        let mut state = lock(&self.state);
-        if *state == Hold::Held {
-            *state = Hold::Poisoned;
+        let marked =
+            self.state.compare_exchange(HELD, POISONED, Ordering::AcqRel, Ordering::Acquire);
+        if marked.is_ok() {
             self.lanes.poison();
         }
     }
 }
 
-/// The items in flight: what a stop has to settle.
+/// The items in flight: what a stop has to settle. The sink does not come here: it marks an item as
+/// retired, and an admission takes one that is marked and that nobody holds for the next item.
 pub(crate) struct Flight<P>(Mutex<Table<P>>);
 
 struct Table<P> {
-    slots: Vec<Option<Arc<Item<P>>>>,
-    free: Vec<usize>,
+    /// In flight or retired, about in the order of their admission.
+    items: VecDeque<Arc<Item<P>>>,
+    /// How many are kept where many retired ones are still held, by tickets.
+    most: usize,
     next_seq: u64,
     closed: Option<ItemError>,
 }
 
-impl<P> Default for Flight<P> {
-    fn default() -> Self {
-        Self(Mutex::new(Table { slots: Vec::new(), free: Vec::new(), next_seq: 0, closed: None }))
-    }
-}
+/// How many items an admission looks at before it makes a new one.
+const LOOKS: usize = 4;
 
 impl<P> Flight<P> {
-    fn insert(&self, make: impl FnOnce(Seq, usize) -> Item<P>) -> Result<Arc<Item<P>>, ItemError> {
+    /// A table for at most `capacity` items in flight.
+    fn new(capacity: usize) -> Self {
+        // Callers may have as many results to take as items in flight.
+        let most = capacity.saturating_mul(2).saturating_add(LOOKS);
+        let items = VecDeque::new();
+        Self(Mutex::new(Table { items, most, next_seq: 0, closed: None }))
+    }
+
+    fn insert(&self, admission: Admission<P>, joins: &[Join]) -> Result<Arc<Item<P>>, ItemError> {
         let mut table = lock(&self.0);
         if let Some(cause) = &table.closed {
             return Err(cause.clone());
         }
-        let slot = match table.free.pop() {
-            Some(slot) => slot,
-            None => {
-                table.slots.push(None);
-                table.slots.len() - 1
-            }
-        };
-        let item = Arc::new(make(Seq::new(table.next_seq), slot));
+        let seq = Seq::new(table.next_seq);
         table.next_seq += 1;
-        table.slots[slot] = Some(Arc::clone(&item));
+        let item = table.renewed(seq, admission, joins);
+        table.items.push_back(Arc::clone(&item));
         Ok(item)
     }
 
-    /// Takes an item out; true for the one call that does.
-    fn remove(&self, item: &Item<P>) -> bool {
+    /// Takes an item out that must not be kept: one of a stream would keep what the stream carries.
+    fn forget(&self, item: &Item<P>) {
         let mut table = lock(&self.0);
-        let Some(place) = table.slots.get_mut(item.slot) else {
-            return false;
-        };
-        let here = place.as_ref().is_some_and(|other| other.seq == item.seq);
-        if here {
-            *place = None;
-            table.free.push(item.slot);
-        }
-        here
+        let place = table.items.iter().position(|other| other.seq == item.seq);
+        let forgotten = place.and_then(|place| table.items.remove(place));
+        drop(table);
+        drop(forgotten);
     }
 
+    /// Takes no more items, and retires those that are left.
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {
         let mut table = lock(&self.0);
         table.closed.get_or_insert_with(|| cause.clone());
-        table.free.clear();
-        std::mem::take(&mut table.slots).into_iter().flatten().collect()
+        std::mem::take(&mut table.items).into_iter().filter(|item| item.result.retire()).collect()
+    }
+}
+
+impl<P> Table<P> {
+    /// An item of which nobody has a handle, used before or new.
+    fn renewed(&mut self, seq: Seq, admission: Admission<P>, joins: &[Join]) -> Arc<Item<P>> {
+        for _ in 0..LOOKS.min(self.items.len()) {
+            let Some(mut item) = self.items.pop_front() else {
+                break;
+            };
+            if let Some(unheld) = Arc::get_mut(&mut item)
+                && unheld.result.is_retired()
+            {
+                unheld.renew(seq, admission, joins);
+                return item;
+            }
+            if self.items.len() < self.most || !item.result.is_retired() {
+                self.items.push_back(item);
+            }
+        }
+        Arc::new(Item::new(seq, admission, joins))
     }
 }
 

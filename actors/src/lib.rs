@@ -68,6 +68,7 @@ mod packet;
 mod payload;
 mod pipeline;
 mod registry;
+mod result;
 mod sink;
 mod source;
 mod spawn;

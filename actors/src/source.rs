@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::engine::Engine;
 use crate::error::PushErrorKind;
-use crate::item::Item;
+use crate::item::{Admission, Item};
 use crate::payload::Payload;
 use crate::state::Carried;
 use crate::sync::Arc;
@@ -68,11 +68,8 @@ impl<P: Payload> Engine<P> {
         deadline: Option<Instant>,
         stream: Option<Arc<Carried<P>>>,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
-        let admitted = Instant::now();
-        let joins = &self.joins;
-        let entered =
-            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, joins, admitted));
-        entered.map_err(|cause| {
+        let admission = Admission { deadline, stream, admitted: Instant::now() };
+        self.enter(admission).map_err(|cause| {
             self.credits.release().wake();
             PushErrorKind::Closed(cause)
         })

@@ -14,7 +14,7 @@ use crate::options::Options;
 use crate::packet::Message;
 use crate::payload::Payload;
 use crate::supervise::RestartPolicy;
-use crate::sync::{Arc, RecvTimeoutError, Sender, bounded, thread};
+use crate::sync::{Apart, Arc, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
 use crate::trace::Ring;
@@ -138,7 +138,7 @@ impl<P> Ends<P> {
             InPort::Actor { actor, port } => {
                 let inbox = self.inboxes[actor].clone();
                 match self.joins[actor] {
-                    None => Taker::Only { actor, inbox },
+                    None => Taker::Only { inbox },
                     Some(join) => Taker::Join { actor, join, port, inbox },
                 }
             }
@@ -181,7 +181,7 @@ fn wire<P: Payload>(
     let (pipeline, name) = system.next(options.name);
     let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
     let edge_cells = edges.iter().map(|edge| EdgeCell {
-        meter: EdgeMeter::default(),
+        meter: Apart(EdgeMeter::default()),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
         taker: edge.to,
@@ -194,7 +194,7 @@ fn wire<P: Payload>(
     let mut inboxes = Vec::new();
     let mut actor_cells = Vec::new();
     for spec in &actors {
-        let (inbox, sender, bell) = Inbox::new(capacity);
+        let (inbox, sender, bell) = Inbox::new(capacity, options.spin);
         inboxes.push(inbox);
         ends.inboxes.push(sender);
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
@@ -216,6 +216,8 @@ fn wire<P: Payload>(
     let engine = Arc::new(Engine::new(Wiring {
         name,
         in_flight,
+        capacity,
+        spin: options.spin,
         sources: source_targets,
         joins,
         sink,

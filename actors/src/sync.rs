@@ -6,11 +6,14 @@
 //! step, and user code never runs under one of its locks except where that is said.
 
 pub(crate) use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) use std::thread;
 
-use std::time::Instant;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
 
 /// Locks `mutex`, also when an earlier holder panicked.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -29,5 +32,39 @@ pub(crate) fn wait_until<'a, T>(
             let left = deadline.saturating_duration_since(Instant::now());
             condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
         }
+    }
+}
+
+/// Looks at `ready` again and again until it is true or `time` has passed.
+pub(crate) fn spin_until(time: Duration, mut ready: impl FnMut() -> bool) {
+    if time.is_zero() {
+        return;
+    }
+    let mut begun = None;
+    loop {
+        for _ in 0..SPINS_A_LOOK_AT_THE_CLOCK {
+            if ready() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        if begun.get_or_insert_with(Instant::now).elapsed() >= time {
+            return;
+        }
+    }
+}
+
+const SPINS_A_LOOK_AT_THE_CLOCK: u32 = 64;
+
+/// Keeps what different threads write apart: on cache lines (and pairs of them) of its own.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+impl<T> Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
     }
 }

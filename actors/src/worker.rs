@@ -16,7 +16,7 @@ use crate::packet::{Firing, Message};
 use crate::payload::Payload;
 use crate::stage::{Factory, Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, build, guarded};
-use crate::sync::{Arc, Ordering, Sender, thread};
+use crate::sync::{Arc, Sender, thread};
 
 /// What an actor thread is started with.
 pub(crate) struct Seed<P> {
@@ -59,6 +59,8 @@ struct Actor<P> {
     backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
+    /// The clock as it was read when the last wait ended, until something happens that takes time.
+    now: Option<Instant>,
 }
 
 /// Reports the end of the thread, whatever ended it.
@@ -72,7 +74,7 @@ impl<P: Payload> Drop for Exit<P> {
             let message = format!("the thread of actor `{name}` panicked outside its stage");
             engine.stop(PipelineState::Failed, &ItemError::new(ErrorKind::StageDown, message));
         }
-        engine.actors[*me].lane.release();
+        engine.actors[*me].lane.release(Instant::now());
         engine.exits().ended(*me);
     }
 }
@@ -91,6 +93,7 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
         backlog: VecDeque::new(),
         restarts: Restarts::default(),
         attempt: 0,
+        now: None,
     };
     let built = actor.build();
     let failed = built.is_err();
@@ -154,6 +157,7 @@ impl<P: Payload> Actor<P> {
             self.drop_stage();
             self.cell().meter.restarted();
             self.build()?;
+            self.now = None;
         }
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
             let Some(work) = self.backlog.pop_front() else {
@@ -183,6 +187,7 @@ impl<P: Payload> Actor<P> {
         if self.outbox.count() == 0 {
             return Ok(());
         }
+        self.now = None;
         let given_up: Vec<_> = self
             .outbox
             .firings()
@@ -220,6 +225,7 @@ impl<P: Payload> Actor<P> {
 
     /// Waits for one message and takes it in.
     fn wait(&mut self) {
+        let level = self.seed.inbox.level();
         let next = match self.seed.inbox.try_next() {
             Some(next) => next,
             None => {
@@ -231,19 +237,21 @@ impl<P: Payload> Actor<P> {
                 let deadline = pending.filter_map(|firing| firing.item.deadline).min();
                 let next = self.seed.inbox.next(deadline);
                 if self.outbox.count() == 0 {
-                    self.cell().meter.enter(Phase::Other);
+                    self.now = Some(self.cell().meter.enter(Phase::Other));
                 }
                 next
             }
         };
         if let Next::Message(message) = next {
-            self.take_in(message);
+            self.take_in(message, level);
         }
     }
 
-    /// Gathers the inputs of an item that arrived.
-    fn take_in(&mut self, message: Message<P>) {
-        self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
+    /// Gathers the inputs of an item out of an inbox that held `level`.
+    fn take_in(&mut self, message: Message<P>, level: usize) {
+        // What lies in front of a join is counted by its edges.
+        let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
+        self.cell().meter.took(level);
         let mut inputs = self.outbox.inputs();
         let (item, error) = match message {
             Message::Packet(item, Ok(payload)) => {
@@ -283,13 +291,14 @@ impl<P: Payload> Actor<P> {
             return Fired::Yes;
         }
         let seq = work.item.seq;
+        let mut now = self.now.take().unwrap_or_else(Instant::now);
         let lane = &self.cell().lane;
         if self.outbox.count() > 0 {
             if lane.lanes.gives_way(&lane.seat, seq) {
                 return Fired::NotNow(work);
             }
-        } else if !lane.try_acquire() {
-            self.cell().meter.enter(Phase::Blocked);
+        } else if !lane.try_acquire(now) {
+            self.cell().meter.enter_at(Phase::Blocked, now);
             match lane.acquire(seq, || self.stopped()) {
                 Grant::Held => {}
                 Grant::Stopped => return Fired::NotNow(work),
@@ -301,13 +310,16 @@ impl<P: Payload> Actor<P> {
                     return Fired::Yes;
                 }
             }
+            now = Instant::now();
             if let Some(error) = work.item.skip() {
-                lane.release();
+                lane.release(now);
+                self.cell().meter.enter_at(Phase::Other, now);
                 self.pass(&work.item, error);
                 return Fired::Yes;
             }
         }
-        let started = self.cell().meter.enter(Phase::Busy);
+        let started = now;
+        self.cell().meter.enter_at(Phase::Busy, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let firing = Firing {
             seq,
@@ -340,25 +352,33 @@ impl<P: Payload> Actor<P> {
     fn close(&mut self, closed: Closed<P>) {
         let Closed { item, started, outcome } = closed;
         let cell = self.cell();
-        let ended = if self.outbox.count() == 0 {
-            let ended = cell.meter.enter(Phase::Other);
-            cell.lane.release();
-            ended
-        } else {
-            Instant::now()
-        };
-        cell.meter.fired(ended.saturating_duration_since(started), outcome.is_err());
+        let ended = Instant::now();
+        let over = self.outbox.count() == 0;
+        cell.meter.fired(started, ended, outcome.is_err(), over.then_some(Phase::Other));
+        if over {
+            cell.lane.release(ended);
+        }
         let engine = &self.seed.engine;
         cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
         match outcome {
             Ok(mut outputs) => {
-                for (targets, payload) in self.seed.routes.iter().zip(outputs.drain(..)) {
-                    if let Some(payload) = payload {
-                        engine.send(targets, &item, payload);
+                match (self.seed.routes.as_slice(), self.seed.done) {
+                    // The handle itself goes on, so that its count stays as it is.
+                    ([targets], None) => {
+                        if let Some(payload) = outputs.pop().flatten() {
+                            engine.send(targets, item, payload);
+                        }
                     }
-                }
-                if let Some(port) = self.seed.done {
-                    engine.done(port, &item, None);
+                    (routes, done) => {
+                        for (targets, payload) in routes.iter().zip(outputs.drain(..)) {
+                            if let Some(payload) = payload {
+                                engine.send(targets, Arc::clone(&item), payload);
+                            }
+                        }
+                        if let Some(port) = done {
+                            engine.done(port, &item, None);
+                        }
+                    }
                 }
                 self.outbox.recycle_outputs(outputs);
             }
@@ -417,7 +437,7 @@ impl<P: Payload> Actor<P> {
         let until = Instant::now() + pause;
         while !self.stopped() {
             match self.seed.inbox.next(Some(until)) {
-                Next::Message(message) => self.take_in(message),
+                Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
                 Next::Wake => {}
                 Next::Timeout => return true,
                 Next::Closed => return false,
