@@ -67,6 +67,8 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+#[cfg(all(test, loom))]
+mod races;
 mod registry;
 mod result;
 mod sink;

@@ -1,16 +1,55 @@
 //! The one place that names synchronisation primitives.
 //!
 //! Everything else in the crate takes locks, atomics, channels and threads from here, so that a
-//! model checker's versions can be put in their place in one file. A lock whose holder panicked is
+//! model checker's versions stand in their place with `--cfg loom` (every interleaving of a small
+//! piece, `races.rs`) or `--cfg shuttle` (random ones of whole pipelines, `tests/shuttle.rs`). The
+//! channel has no such version: models use a stand-in. Handles are counted by `std` in models too. A lock whose holder panicked is
 //! taken over as it is: every critical section of this crate leaves its data consistent at each
 //! step, and user code never runs under one of its locks except where that is said.
 
-pub(crate) use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-pub(crate) use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-};
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-pub(crate) use std::thread;
+pub(crate) use primitives::*;
+pub(crate) use std::sync::{Arc, PoisonError, Weak};
+
+#[cfg(not(any(loom, shuttle)))]
+mod primitives {
+    pub(crate) use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::thread;
+}
+
+#[cfg(any(loom, shuttle))]
+mod queue;
+
+#[cfg(loom)]
+mod primitives {
+    pub(crate) use super::queue::{Receiver, RecvTimeoutError, Sender, bounded};
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    pub(crate) mod thread {
+        pub(crate) use loom::thread::*;
+        pub(crate) use std::thread::panicking;
+    }
+}
+
+#[cfg(shuttle)]
+mod primitives {
+    pub(crate) use super::queue::{Receiver, RecvTimeoutError, Sender, bounded};
+    pub(crate) use shuttle::sync::atomic::{
+        AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+    pub(crate) mod thread {
+        pub(crate) use shuttle::thread::*;
+        pub(crate) use std::thread::panicking;
+    }
+}
 
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -37,7 +76,8 @@ pub(crate) fn wait_until<'a, T>(
 
 /// Looks at `ready` again and again until it is true or `time` has passed.
 pub(crate) fn spin_until(time: Duration, mut ready: impl FnMut() -> bool) {
-    if time.is_zero() {
+    // In a model nothing is gained by looking again.
+    if time.is_zero() || cfg!(any(loom, shuttle)) {
         return;
     }
     let mut begun = None;
