@@ -6,19 +6,23 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::budget::Budget;
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
-use crate::item::{Admission, Item, Outcome};
+use crate::item::{Admission, Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
-use crate::metrics::{ActorStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats};
-use crate::packet::Seq;
+use crate::metrics::{
+    ActorStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Meter, PipelineState, Stats,
+};
+use crate::packet::{Message, Seq};
 use crate::payload::Payload;
+use crate::region::{ROOT, RegionId};
 use crate::sync::{
-    Apart, Arc, AtomicU32, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until,
+    Apart, Arc, AtomicU32, AtomicU64, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until,
 };
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
@@ -32,9 +36,13 @@ pub(crate) struct Engine<P> {
     pub(crate) spin: Duration,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    /// The joins of the actors and, last, of the sink.
-    pub(crate) joins: Vec<Join>,
+    /// The root first.
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    /// For each port of the sink, where the lists of children lie that reach it, if they do.
+    pub(crate) listed: Vec<Option<usize>>,
+    /// The bytes that the collected children of one item may keep.
+    pub(crate) child_bytes: usize,
     /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
     pub(crate) sinks: usize,
     pub(crate) actors: Vec<ActorCell<P>>,
@@ -46,6 +54,30 @@ pub(crate) struct Engine<P> {
     exits: Exits,
     admitted: Apart<AtomicU64>,
     counts: Apart<Counts>,
+}
+
+/// One region of the topology, while it runs.
+pub(crate) struct Region<P> {
+    /// What its items are made with.
+    pub(crate) shape: Shape,
+    /// Items that entered so far: announced before they are sent.
+    pub(crate) entered: Apart<AtomicU64>,
+    /// The fan-out whose children flow here, and its budget.
+    pub(crate) budget: Option<(usize, Arc<Budget>)>,
+    /// Where its items leave it.
+    pub(crate) ends: Vec<End<P>>,
+    /// For each port of the sink that lies behind this region, the list in the parent.
+    pub(crate) exits: Vec<Option<usize>>,
+}
+
+/// Where the items of a region leave it.
+pub(crate) enum End<P> {
+    /// At a collect, which has this list in the parent.
+    Collect { slot: usize, inbox: Sender<Message<P>> },
+    /// At an unbatch.
+    Unbatch { inbox: Sender<Message<P>> },
+    /// At a port of the sink.
+    Sink { port: usize },
 }
 
 /// What is known of an actor outside its thread.
@@ -76,12 +108,15 @@ pub(crate) struct EdgeCell {
     pub(crate) to: String,
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
+    /// It leads to a collect: nothing lies in it, the parents gather what went through.
+    pub(crate) gathers: bool,
 }
 
 #[derive(Default)]
 struct Counts {
     completed: AtomicU64,
     failed: AtomicU64,
+    filtered: AtomicU64,
     latency_sum: AtomicU64,
     latency_max: AtomicU64,
 }
@@ -94,8 +129,10 @@ pub(crate) struct Wiring<P> {
     pub(crate) capacity: usize,
     pub(crate) spin: Duration,
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    pub(crate) joins: Vec<Join>,
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    pub(crate) listed: Vec<Option<usize>>,
+    pub(crate) child_bytes: usize,
     pub(crate) sinks: usize,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
@@ -112,8 +149,10 @@ impl<P: 'static> Engine<P> {
             flight: Apart(Flight::new(wiring.capacity)),
             spin: wiring.spin,
             sources: wiring.sources,
-            joins: wiring.joins,
+            regions: wiring.regions,
             sink: wiring.sink,
+            listed: wiring.listed,
+            child_bytes: wiring.child_bytes,
             sinks: wiring.sinks,
             exits: Exits::new(wiring.actors.len()),
             actors: wiring.actors,
@@ -162,16 +201,20 @@ impl<P: 'static> Engine<P> {
 
     /// Counts an admission and gives it its place in flight.
     pub(crate) fn enter(&self, admission: Admission<P>) -> Result<Arc<Item<P>>, ItemError> {
-        let item = self.flight.insert(admission, &self.joins)?;
+        let item = self.flight.insert(admission, &self.regions[ROOT].shape)?;
         self.admitted.fetch_add(1, Ordering::Relaxed);
         Ok(item)
     }
 
     /// Gives an item its result and its credit back; nobody sees the one without the other.
     pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
-        let failed = outcome.is_err();
+        let filtered = matches!(&outcome, Err(error) if error.is_filtered());
+        let failed = outcome.is_err() && !filtered;
         let wakeups = item.result.conclude(outcome, |first| {
             self.count_result(item, failed || !first);
+            if filtered && first {
+                self.counts.filtered.fetch_add(1, Ordering::Relaxed);
+            }
             self.credits.release()
         });
         if item.stream.is_some() {
@@ -214,6 +257,9 @@ impl<P: 'static> Engine<P> {
         for lanes in &self.devices {
             lanes.interrupt();
         }
+        for (_, budget) in self.regions.iter().filter_map(|region| region.budget.as_ref()) {
+            budget.interrupt();
+        }
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -231,6 +277,7 @@ impl<P: 'static> Engine<P> {
         let edges = self.edges.iter().map(|edge| {
             let (sent, mut peak) = edge.meter.snapshot();
             let level = match edge.taker {
+                _ if edge.gathers => 0,
                 InPort::Actor { actor, .. } => {
                     let meter = &self.actors[actor].meter;
                     peak = peak.max(meter.peak());
@@ -257,6 +304,12 @@ impl<P: 'static> Engine<P> {
                 busy_ns: nanos(busy),
             }
         });
+        let fan_outs = self.regions.iter().filter_map(|region| {
+            let (maker, budget) = region.budget.as_ref()?;
+            let (children, peak) = budget.level();
+            let actor = self.actors[*maker].name.to_string();
+            Some(FanOutStats { actor, children, peak, limit: budget.limit() })
+        });
         let detached = self.exits.left_behind();
         Stats {
             name: self.name.clone(),
@@ -267,11 +320,13 @@ impl<P: 'static> Engine<P> {
             admitted: self.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
+            filtered: self.counts.filtered.load(Ordering::Relaxed),
             latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
             latency_max_ns: self.counts.latency_max.load(Ordering::Relaxed),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
+            fan_outs: fan_outs.collect(),
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
     }
@@ -293,6 +348,7 @@ impl<P: 'static> Engine<P> {
 impl<P: Payload> Engine<P> {
     /// Puts an admitted item's inputs onto its edges. Never blocks.
     pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, mut inputs: Vec<P>) {
+        self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
@@ -305,6 +361,13 @@ impl<P: Payload> Engine<P> {
         if let (Some(targets), Some(payload)) = (self.sources.last(), last) {
             self.send(targets, Arc::clone(item), payload);
         }
+    }
+}
+
+impl<P> Engine<P> {
+    /// Announces items that are about to be sent into a region.
+    pub(crate) fn enters(&self, region: RegionId, items: usize) {
+        self.regions[region].entered.fetch_add(items as u64, Ordering::AcqRel);
     }
 }
 
@@ -375,14 +438,14 @@ impl<P> Flight<P> {
         Self(Mutex::new(Table { items, most, next_seq: 0, closed: None }))
     }
 
-    fn insert(&self, admission: Admission<P>, joins: &[Join]) -> Result<Arc<Item<P>>, ItemError> {
+    fn insert(&self, admission: Admission<P>, shape: &Shape) -> Result<Arc<Item<P>>, ItemError> {
         let mut table = lock(&self.0);
         if let Some(cause) = &table.closed {
             return Err(cause.clone());
         }
         let seq = Seq::new(table.next_seq);
         table.next_seq += 1;
-        let item = table.renewed(seq, admission, joins);
+        let item = table.renewed(seq, admission, shape);
         table.items.push_back(Arc::clone(&item));
         Ok(item)
     }
@@ -406,7 +469,7 @@ impl<P> Flight<P> {
 
 impl<P> Table<P> {
     /// An item of which nobody has a handle, used before or new.
-    fn renewed(&mut self, seq: Seq, admission: Admission<P>, joins: &[Join]) -> Arc<Item<P>> {
+    fn renewed(&mut self, seq: Seq, admission: Admission<P>, shape: &Shape) -> Arc<Item<P>> {
         for _ in 0..LOOKS.min(self.items.len()) {
             let Some(mut item) = self.items.pop_front() else {
                 break;
@@ -414,14 +477,14 @@ impl<P> Table<P> {
             if let Some(unheld) = Arc::get_mut(&mut item)
                 && unheld.result.is_retired()
             {
-                unheld.renew(seq, admission, joins);
+                unheld.renew(seq, admission, shape);
                 return item;
             }
             if self.items.len() < self.most || !item.result.is_retired() {
                 self.items.push_back(item);
             }
         }
-        Arc::new(Item::new(seq, admission, joins))
+        Arc::new(Item::new(seq, admission, shape))
     }
 }
 

@@ -1,13 +1,18 @@
-//! One item: its number, its matching cells, and the cell that its result goes into.
+//! One item: its number, where it comes from, its matching cells, and the cell that its result goes
+//! into.
 
 use std::time::Instant;
 
+use crate::batch::Live;
+use crate::budget::Budget;
 use crate::error::{ErrorKind, ItemError};
+use crate::gather::Gather;
 use crate::join::{Cells, Join};
 use crate::packet::Seq;
+use crate::region::{ROOT, RegionId};
 use crate::result::ResultCell;
 use crate::state::Carried;
-use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
@@ -19,10 +24,34 @@ pub(crate) struct Item<P> {
     pub(crate) seq: Seq,
     pub(crate) deadline: Option<Instant>,
     pub(crate) stream: Option<Arc<Carried<P>>>,
+    /// The region that it flows in.
+    pub(crate) region: RegionId,
+    pub(crate) lineage: Lineage<P>,
     pub(crate) admitted: Instant,
     cancelled: AtomicBool,
     pub(crate) cells: Cells<P>,
+    /// Where the lists of its children are gathered.
+    pub(crate) gathers: Box<[Mutex<Gather<P>>]>,
     pub(crate) result: ResultCell<P>,
+}
+
+/// Where an item comes from.
+pub(crate) enum Lineage<P> {
+    /// The source: it holds a credit and is in the table of items in flight.
+    Root,
+    /// A fan-out: it holds a credit of the fan-out's budget until its last handle goes.
+    Child { parent: Arc<Item<P>>, index: usize, budget: Arc<Budget> },
+    /// A batch: its members, and their payloads if they may be tried again.
+    Batch { members: Vec<Arc<Item<P>>>, kept: Mutex<Vec<P>>, live: Arc<Live> },
+}
+
+/// What the items of a region are made with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shape {
+    /// The joins of the region; at the root, the sink last.
+    pub(crate) joins: Vec<Join>,
+    /// How many lists of children an item gathers.
+    pub(crate) gathers: usize,
 }
 
 /// What an admission says about the item that it makes.
@@ -33,27 +62,91 @@ pub(crate) struct Admission<P> {
 }
 
 impl<P> Item<P> {
-    pub(crate) fn new(seq: Seq, admission: Admission<P>, joins: &[Join]) -> Self {
+    /// An item of the source.
+    pub(crate) fn new(seq: Seq, admission: Admission<P>, shape: &Shape) -> Self {
         Self {
             seq,
             deadline: admission.deadline,
             stream: admission.stream,
             admitted: admission.admitted,
+            region: ROOT,
+            lineage: Lineage::Root,
             cancelled: AtomicBool::new(false),
-            cells: Cells::new(joins),
+            cells: Cells::new(&shape.joins),
+            gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
             result: ResultCell::new(),
         }
     }
 
-    /// Makes another item of this one, whose cells are empty and whose result was taken.
-    pub(crate) fn renew(&mut self, seq: Seq, admission: Admission<P>, joins: &[Join]) {
+    /// Makes another item of the source of this one, of the same shape.
+    pub(crate) fn renew(&mut self, seq: Seq, admission: Admission<P>, shape: &Shape) {
         self.seq = seq;
         self.deadline = admission.deadline;
         self.stream = admission.stream;
         self.admitted = admission.admitted;
         self.cancelled.store(false, Ordering::Relaxed);
-        self.cells.renew(joins);
+        self.cells.renew(&shape.joins);
+        for gather in &self.gathers {
+            *lock(gather) = Gather::default();
+        }
         self.result.renew();
+    }
+
+    /// Child `index` of an item. The caller has taken the credit that it holds.
+    pub(crate) fn child(
+        parent: &Arc<Self>,
+        index: usize,
+        region: RegionId,
+        shape: &Shape,
+        budget: &Arc<Budget>,
+    ) -> Arc<Self> {
+        let place = u32::try_from(index).unwrap_or(u32::MAX);
+        let admission = Admission {
+            deadline: parent.deadline,
+            stream: parent.stream.clone(),
+            admitted: parent.admitted,
+        };
+        let mut child = Self::new(parent.seq.child(place), admission, shape);
+        child.region = region;
+        let (parent, budget) = (Arc::clone(parent), Arc::clone(budget));
+        child.lineage = Lineage::Child { parent, index, budget };
+        Arc::new(child)
+    }
+
+    /// A batch of these items. Its deadline is the last of theirs.
+    pub(crate) fn batch(
+        members: Vec<Arc<Self>>,
+        kept: Vec<P>,
+        region: RegionId,
+        shape: &Shape,
+        live: &Arc<Live>,
+    ) -> Arc<Self> {
+        let seq = members.first().map_or(Seq::new(0), |first| first.seq);
+        let deadlines = members.iter().map(|member| member.deadline);
+        let deadline = deadlines.reduce(|one, other| Some(one?.max(other?))).flatten();
+        let admission = Admission { deadline, stream: None, admitted: Instant::now() };
+        let mut batch = Self::new(seq, admission, shape);
+        batch.region = region;
+        live.one_more();
+        let live = Arc::clone(live);
+        batch.lineage = Lineage::Batch { members, kept: Mutex::new(kept), live };
+        Arc::new(batch)
+    }
+
+    /// The items that this one stands for: the members of a batch, else none.
+    pub(crate) fn members(&self) -> &[Arc<Self>] {
+        match &self.lineage {
+            Lineage::Batch { members, .. } => members,
+            Lineage::Root | Lineage::Child { .. } => &[],
+        }
+    }
+
+    /// `error`, placed at an actor and at this item. That of a batch is placed at its members later.
+    pub(crate) fn blame(&self, error: ItemError, actor: &Arc<str>) -> ItemError {
+        match self.lineage {
+            Lineage::Batch { .. } => error.of(actor),
+            Lineage::Root | Lineage::Child { .. } => error.at(Some(actor), self.seq),
+        }
     }
 
     /// Settles with an error and lets the actors skip the item. True if it had no result yet.
@@ -64,10 +157,18 @@ impl<P> Item<P> {
 
     /// Why an actor need not compute this item any more.
     pub(crate) fn skip(&self) -> Option<ItemError> {
+        let given_up = || ItemError::new(ErrorKind::Cancelled, "the item was given up");
         if self.cancelled.load(Ordering::Acquire) {
-            return Some(ItemError::new(ErrorKind::Cancelled, "the item was given up"));
+            return Some(given_up());
         }
-        self.late().then(|| self.expired())
+        let above = match &self.lineage {
+            Lineage::Root => None,
+            Lineage::Child { parent, .. } => parent.skip(),
+            Lineage::Batch { members, .. } => {
+                members.iter().all(|member| member.skip().is_some()).then(given_up)
+            }
+        };
+        above.or_else(|| self.late().then(|| self.expired()))
     }
 
     /// True once the deadline has passed.
@@ -77,5 +178,16 @@ impl<P> Item<P> {
 
     pub(crate) fn expired(&self) -> ItemError {
         ItemError::new(ErrorKind::Expired, "the deadline of the item passed").at(None, self.seq)
+    }
+}
+
+impl<P> Drop for Item<P> {
+    fn drop(&mut self) {
+        // No inbox, cell or stage holds it any more: its place is free.
+        match &self.lineage {
+            Lineage::Root => {}
+            Lineage::Child { budget, .. } => budget.release(),
+            Lineage::Batch { live, .. } => live.one_less(),
+        }
     }
 }

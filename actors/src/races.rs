@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use loom::thread::spawn;
 
 use crate::credit::Credits;
-use crate::engine::{Engine, Wiring};
-use crate::error::{ErrorKind, ItemError, PushErrorKind};
 use crate::edge::{Taker, Target};
-use crate::engine::EdgeCell;
+use crate::engine::{EdgeCell, Engine, Region, Wiring};
+use crate::error::{ErrorKind, ItemError, PushErrorKind};
 use crate::inbox::{Flags, Inbox, Next};
+use crate::item::Shape;
 use crate::join::{Cells, Join};
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::{EdgeMeter, Meter, Phase, PipelineState};
@@ -56,6 +56,7 @@ fn through(in_flight: usize) -> Arc<Engine<u64>> {
         from: String::new(),
         to: String::new(),
         taker: InPort::Sink(0),
+        gathers: false,
         capacity: in_flight,
     };
     Arc::new(Engine::new(Wiring {
@@ -64,7 +65,15 @@ fn through(in_flight: usize) -> Arc<Engine<u64>> {
         capacity: in_flight,
         spin: Duration::ZERO,
         sources: vec![vec![target]],
-        joins: vec![sink],
+        regions: vec![Region {
+            shape: Shape { joins: vec![sink], gathers: 0 },
+            entered: Apart::default(),
+            budget: None,
+            ends: Vec::new(),
+            exits: Vec::new(),
+        }],
+        listed: vec![None],
+        child_bytes: 0,
         sink,
         sinks: 1,
         actors: Vec::new(),
