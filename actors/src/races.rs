@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use loom::thread::spawn;
 
+use crate::budget::Budget;
 use crate::credit::Credits;
 use crate::edge::{Taker, Target};
 use crate::engine::{EdgeCell, Engine, Region, Wiring};
@@ -24,7 +25,7 @@ use crate::packet::Seq;
 use crate::result::ResultCell;
 use crate::source::Patience;
 use crate::state::{Binding, Carried};
-use crate::sync::{Apart, Arc, AtomicUsize, Ordering};
+use crate::sync::{Apart, Arc, AtomicBool, AtomicUsize, Ordering};
 use crate::ticket::Ticket;
 use crate::topology::InPort;
 
@@ -375,6 +376,49 @@ fn a_lane_that_is_given_back_goes_to_one_who_waits() {
         go(2)();
         other.join().unwrap();
         assert_eq!(lanes.snapshot(Instant::now()).1, 0);
+    });
+}
+
+#[test]
+fn a_fan_out_that_waits_for_its_budget_is_woken_by_a_child_and_by_a_stop() {
+    model(|| {
+        let budget = Arc::new(Budget::new(1));
+        assert_eq!(budget.try_acquire(2), 1);
+        let child = {
+            let budget = Arc::clone(&budget);
+            spawn(move || budget.release())
+        };
+        assert_eq!(budget.acquire(1, || false), 1);
+        child.join().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopper = {
+            let (budget, stop) = (Arc::clone(&budget), Arc::clone(&stop));
+            spawn(move || {
+                stop.store(true, Ordering::Release);
+                budget.interrupt();
+            })
+        };
+        assert_eq!(budget.acquire(1, || stop.load(Ordering::Acquire)), 0);
+        stopper.join().unwrap();
+    });
+}
+
+#[test]
+fn a_stop_reaches_an_actor_that_waits_for_a_lane() {
+    model(|| {
+        let lanes = Lanes::new("g", 1);
+        assert!(lanes.try_acquire(&Seat::new(0, 0), Instant::now()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopper = {
+            let (lanes, stop) = (Arc::clone(&lanes), Arc::clone(&stop));
+            spawn(move || {
+                stop.store(true, Ordering::Release);
+                lanes.interrupt();
+            })
+        };
+        let grant = lanes.acquire(&Seat::new(0, 1), Seq::new(0), || stop.load(Ordering::Acquire));
+        assert_eq!(grant, Grant::Stopped);
+        stopper.join().unwrap();
     });
 }
 

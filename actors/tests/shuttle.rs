@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use brigade_actors::{
-    ErrorKind, Factory, ItemError, Options, Pipeline, PipelineState, Topology, stage_fn,
+    Batching, ErrorKind, Factory, Flow, ItemError, Options, Pipeline, PipelineState, Topology,
+    stage_fn,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
@@ -147,6 +148,51 @@ fn a_panic_is_the_items_result_and_the_actor_comes_back() {
             }
         }
         assert_eq!(pipeline.stats().actors[0].restarts, 1);
+    });
+}
+
+/// Two children of each item, in batches of up to two across items, collected into their sum.
+fn fanned() -> Topology<Vec<i64>> {
+    Flow::source("x")
+        .flat_map("split", "a", |x: Vec<i64>| Ok(vec![x.clone(), vec![x[0] + 1]]))
+        .batch("batch", "b", Batching::up_to(2), |members: Vec<Vec<i64>>| Ok(members.concat()))
+        .map("twice", "b", |batch: Vec<i64>| Ok(batch.into_iter().map(|x| 2 * x).collect()))
+        .unbatch("unbatch", "c", |batch: Vec<i64>, _| {
+            Ok(batch.into_iter().map(|x| vec![x]).collect())
+        })
+        .collect_values("sum", "c", |children: Vec<Vec<i64>>| {
+            Ok(vec![children.into_iter().flatten().sum()])
+        })
+        .build("y")
+        .unwrap()
+}
+
+#[test]
+fn children_and_batches_neither_wait_for_ever_nor_get_lost() {
+    explore(6, || {
+        for budget in [1, 3] {
+            let options = Options::new().in_flight(2).children(budget);
+            let pipeline = Pipeline::spawn(fanned(), options).unwrap();
+            let results: Result<Vec<_>, _> =
+                pipeline.stream((0..3).map(|n| vec![vec![n]])).collect();
+            let results: Vec<i64> = results.unwrap().into_iter().flatten().flatten().collect();
+            assert_eq!(results, [2, 6, 10]);
+            pipeline.drain(None).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_stop_reaches_a_fan_out_that_waits_for_its_children() {
+    explore(7, || {
+        let options = Options::new().in_flight(2).children(1);
+        let pipeline = Pipeline::spawn(fanned(), options).unwrap();
+        let ticket = pipeline.push(vec![vec![5]]).unwrap();
+        pipeline.shutdown();
+        match ticket.wait() {
+            Ok(result) => assert_eq!(result, [[22]]),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Shutdown),
+        }
     });
 }
 
