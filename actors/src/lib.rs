@@ -86,6 +86,7 @@ mod state;
 mod stream;
 mod supervise;
 mod sync;
+pub mod synthetic;
 mod system;
 mod ticket;
 mod topology;
