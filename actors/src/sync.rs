@@ -34,6 +34,11 @@ mod primitives {
     pub(crate) mod thread {
         pub(crate) use loom::thread::*;
         pub(crate) use std::thread::panicking;
+
+        /// Time does not pass in a model.
+        pub(crate) fn sleep(_: std::time::Duration) {
+            yield_now();
+        }
     }
 }
 
