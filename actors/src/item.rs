@@ -13,6 +13,7 @@ use crate::region::{ROOT, RegionId};
 use crate::result::ResultCell;
 use crate::state::Carried;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use crate::weight::Weight;
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
@@ -28,6 +29,11 @@ pub(crate) struct Item<P> {
     pub(crate) region: RegionId,
     pub(crate) lineage: Lineage<P>,
     pub(crate) admitted: Instant,
+    pub(crate) weight: Weight,
+    /// When it has waited too long in the queue.
+    pub(crate) start_by: Option<Instant>,
+    /// It waits in the queue in front of the credits.
+    queued: AtomicBool,
     cancelled: AtomicBool,
     pub(crate) cells: Cells<P>,
     /// Where the lists of its children are gathered.
@@ -59,6 +65,9 @@ pub(crate) struct Admission<P> {
     pub(crate) deadline: Option<Instant>,
     pub(crate) stream: Option<Arc<Carried<P>>>,
     pub(crate) admitted: Instant,
+    /// It has to wait in the queue first, until `start_by` at most.
+    pub(crate) queued: bool,
+    pub(crate) start_by: Option<Instant>,
 }
 
 impl<P> Item<P> {
@@ -71,6 +80,9 @@ impl<P> Item<P> {
             admitted: admission.admitted,
             region: ROOT,
             lineage: Lineage::Root,
+            weight: Weight::default(),
+            start_by: admission.start_by,
+            queued: AtomicBool::new(admission.queued),
             cancelled: AtomicBool::new(false),
             cells: Cells::new(&shape.joins),
             gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
@@ -84,12 +96,35 @@ impl<P> Item<P> {
         self.deadline = admission.deadline;
         self.stream = admission.stream;
         self.admitted = admission.admitted;
+        self.weight = Weight::default();
+        self.start_by = admission.start_by;
+        self.queued.store(admission.queued, Ordering::Relaxed);
         self.cancelled.store(false, Ordering::Relaxed);
         self.cells.renew(&shape.joins);
         for gather in &self.gathers {
             *lock(gather) = Gather::default();
         }
         self.result.renew();
+    }
+
+    pub(crate) fn leave_queue(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+
+    /// When the wait of an item in the queue ends whatever happens.
+    pub(crate) fn queued_until(&self) -> Option<Instant> {
+        self.start_by.filter(|_| self.queued.load(Ordering::Acquire))
+    }
+
+    /// Why an item need not be let in from the queue any more.
+    pub(crate) fn skip_queue(&self) -> Option<ItemError> {
+        self.skip().or_else(|| {
+            let old = self.start_by.is_some_and(|until| Instant::now() >= until);
+            old.then(|| {
+                let message = "the item waited in the queue for longer than it may";
+                ItemError::new(ErrorKind::Expired, message).at(None, self.seq)
+            })
+        })
     }
 
     /// Child `index` of an item. The caller has taken the credit that it holds.
@@ -105,6 +140,8 @@ impl<P> Item<P> {
             deadline: parent.deadline,
             stream: parent.stream.clone(),
             admitted: parent.admitted,
+            queued: false,
+            start_by: None,
         };
         let mut child = Self::new(parent.seq.child(place), admission, shape);
         child.region = region;
@@ -124,7 +161,13 @@ impl<P> Item<P> {
         let seq = members.first().map_or(Seq::new(0), |first| first.seq);
         let deadlines = members.iter().map(|member| member.deadline);
         let deadline = deadlines.reduce(|one, other| Some(one?.max(other?))).flatten();
-        let admission = Admission { deadline, stream: None, admitted: Instant::now() };
+        let admission = Admission {
+            deadline,
+            stream: None,
+            admitted: Instant::now(),
+            queued: false,
+            start_by: None,
+        };
         let mut batch = Self::new(seq, admission, shape);
         batch.region = region;
         live.one_more();
@@ -138,6 +181,21 @@ impl<P> Item<P> {
         match &self.lineage {
             Lineage::Batch { members, .. } => members,
             Lineage::Root | Lineage::Child { .. } => &[],
+        }
+    }
+
+    /// The items of the source that this one is made of, each with its share of `bytes`.
+    pub(crate) fn for_roots(&self, bytes: usize, visit: &mut dyn FnMut(&Self, usize)) {
+        match &self.lineage {
+            Lineage::Root => visit(self, bytes),
+            Lineage::Child { parent, .. } => parent.for_roots(bytes, visit),
+            Lineage::Batch { members, .. } => {
+                let share = bytes / members.len().max(1);
+                let mut rest = bytes - share * members.len();
+                for member in members {
+                    member.for_roots(share + std::mem::take(&mut rest), visit);
+                }
+            }
         }
     }
 

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::depth::Work;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, thread};
+use crate::watch::Stall;
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,7 @@ pub(crate) struct Meter {
     errors: AtomicU64,
     skipped: AtomicU64,
     restarts: AtomicU64,
+    retries: AtomicU64,
     service: AtomicU64,
     service_min: AtomicU64,
     service_max: AtomicU64,
@@ -54,6 +57,7 @@ impl Meter {
             errors: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
             service: AtomicU64::new(0),
             service_min: AtomicU64::new(u64::MAX),
             service_max: AtomicU64::new(0),
@@ -151,6 +155,32 @@ impl Meter {
         }
     }
 
+    /// Counts an item that is given to its stage once more.
+    pub(crate) fn retried(&self) {
+        add(&self.retries, 1);
+    }
+
+    /// What the actor is doing, and since when.
+    pub(crate) fn doing(&self) -> (Phase, Instant) {
+        let (phase, since, _) = self.phases();
+        let phases = [Phase::Other, Phase::Starved, Phase::Blocked, Phase::Busy];
+        (phases[phase], self.origin + Duration::from_nanos(since))
+    }
+
+    /// What the actor has done until `now`.
+    pub(crate) fn work(&self, now: Instant) -> Work {
+        let (phase, since, totals) = self.phases();
+        let mut busy = totals[Phase::Busy as usize];
+        if phase == Phase::Busy as usize {
+            busy += nanos(now.saturating_duration_since(self.origin)).saturating_sub(since);
+        }
+        Work {
+            items: self.items.load(Ordering::Relaxed),
+            busy: Duration::from_nanos(busy),
+            service: Duration::from_nanos(self.service.load(Ordering::Relaxed)),
+        }
+    }
+
     pub(crate) fn snapshot(&self, name: &str, device: &str, now: Instant) -> ActorStats {
         let (phase, since, mut totals) = self.phases();
         let now = nanos(now.saturating_duration_since(self.origin));
@@ -164,6 +194,7 @@ impl Meter {
             errors: read(&self.errors),
             skipped: read(&self.skipped),
             restarts: read(&self.restarts),
+            retries: read(&self.retries),
             busy_ns: totals[Phase::Busy as usize],
             starved_ns: totals[Phase::Starved as usize],
             blocked_ns: totals[Phase::Blocked as usize],
@@ -236,6 +267,8 @@ pub struct Stats {
     pub in_flight: usize,
     /// The most that may.
     pub in_flight_limit: usize,
+    /// What waits in front of the pipeline, and what its bytes are.
+    pub admission: AdmissionStats,
     /// Items admitted so far.
     pub admitted: u64,
     /// Items with a result, value or error.
@@ -256,8 +289,34 @@ pub struct Stats {
     pub devices: Vec<DeviceStats>,
     /// The fan-outs, in the order of the topology.
     pub fan_outs: Vec<FanOutStats>,
+    /// The last stalls that the [watchdog](crate::Options::watchdog) found, oldest first.
+    pub stalls: Vec<Stall>,
+    /// How many it found.
+    pub stall_count: u64,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
+}
+
+/// What waits in front of a pipeline, what was turned away there, and what its items weigh.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AdmissionStats {
+    /// Items that wait in the queue in front of the credits now.
+    pub queued: usize,
+    /// The most that may.
+    pub queue_capacity: usize,
+    /// Items whose result is that they were dropped by the full-queue policy.
+    pub dropped: u64,
+    /// Items whose result is that they were late or too old before they left the queue.
+    pub expired: u64,
+    /// Bytes that the payloads of the items in flight keep alive; counted under a byte budget only.
+    pub bytes: u64,
+    /// The most that ever were.
+    pub bytes_peak: u64,
+    /// The budget for them, if there is one.
+    pub byte_budget: Option<u64>,
+    /// The most items that may ever be in flight: what the inboxes have room for.
+    pub in_flight_max: usize,
 }
 
 /// The budget of a fan-out.
@@ -290,6 +349,8 @@ pub struct ActorStats {
     pub skipped: u64,
     /// How often its stage was built anew.
     pub restarts: u64,
+    /// Items that its stage was given once more, because their firing had gone wrong.
+    pub retries: u64,
     /// Computing, or having work queued on its device.
     pub busy_ns: u64,
     /// Waiting for input.

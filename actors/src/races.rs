@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 use loom::thread::spawn;
 
 use crate::budget::Budget;
-use crate::credit::Credits;
+use crate::credit::{Ask, Bounds, Credits, Place};
+use crate::depth::Ways;
 use crate::edge::{Taker, Target};
 use crate::engine::{EdgeCell, Engine, Region, Wiring};
-use crate::error::{ErrorKind, ItemError, PushErrorKind};
+use crate::error::{ErrorKind, ItemError, PushError, PushErrorKind};
 use crate::inbox::{Flags, Inbox, Next};
 use crate::item::Shape;
 use crate::join::{Cells, Join};
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::{EdgeMeter, Meter, Phase, PipelineState};
+use crate::options::WhenFull;
 use crate::packet::Seq;
+use crate::queue::Queue;
 use crate::result::ResultCell;
 use crate::source::Patience;
 use crate::state::{Binding, Carried};
@@ -48,8 +51,12 @@ impl Wake for Bells {
     }
 }
 
+const fn bounds(items: usize, queue: usize) -> Bounds {
+    Bounds { items, bytes: None, item_bytes: None, queue }
+}
+
 /// A pipeline without actors: its source is connected to its sink.
-fn through(in_flight: usize) -> Arc<Engine<u64>> {
+fn through(in_flight: usize, queue: usize) -> Arc<Engine<u64>> {
     let target = Target { edge: 0, to: Taker::Sink { port: 0 } };
     let sink = Join { index: 0, first: 0, ports: 1 };
     let edge = EdgeCell {
@@ -62,9 +69,13 @@ fn through(in_flight: usize) -> Arc<Engine<u64>> {
     };
     Arc::new(Engine::new(Wiring {
         name: String::new(),
-        in_flight,
+        bounds: bounds(in_flight, queue),
         capacity: in_flight,
         spin: Duration::ZERO,
+        queue: Queue::new(WhenFull::Wait, None, queue),
+        ways: Ways { order: Vec::new(), before: Vec::new() },
+        tuner: None,
+        watch: None,
         sources: vec![vec![target]],
         regions: vec![Region {
             shape: Shape { joins: vec![sink], gathers: 0 },
@@ -84,9 +95,8 @@ fn through(in_flight: usize) -> Arc<Engine<u64>> {
     }))
 }
 
-fn push(engine: &Arc<Engine<u64>>, input: u64) -> Result<Ticket<u64>, PushErrorKind> {
-    let item = engine.admit(Patience::Endless, None)?;
-    engine.inject(&item, vec![input]);
+fn push(engine: &Arc<Engine<u64>>, input: u64) -> Result<Ticket<u64>, PushError<Vec<u64>>> {
+    let item = engine.accept(vec![input], Patience::Endless, false)?;
     Ok(Ticket::new(item, Arc::clone(engine)))
 }
 
@@ -118,15 +128,15 @@ fn the_last_two_senders_of_a_join() {
 #[test]
 fn credits_are_never_more_than_the_limit_and_every_waiter_gets_one() {
     model(|| {
-        let credits = Arc::new(Credits::new(1));
+        let credits = Arc::new(Credits::new(bounds(1, 0)));
         let inside = Arc::new(AtomicUsize::new(0));
         let go = || {
             let (credits, inside) = (Arc::clone(&credits), Arc::clone(&inside));
             move || {
-                credits.acquire(None).unwrap();
+                credits.acquire(Ask::default(), None).unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                credits.release().wake();
+                credits.release(0).wake();
             }
         };
         let threads = [spawn(go()), spawn(go())];
@@ -139,34 +149,34 @@ fn credits_are_never_more_than_the_limit_and_every_waiter_gets_one() {
 #[test]
 fn a_close_ends_every_wait_for_a_credit() {
     model(|| {
-        let credits = Arc::new(Credits::new(1));
-        credits.try_acquire().unwrap();
+        let credits = Arc::new(Credits::new(bounds(1, 0)));
+        credits.try_acquire(Ask::default()).unwrap();
         let waiter = {
             let credits = Arc::clone(&credits);
-            spawn(move || credits.acquire(None))
+            spawn(move || credits.acquire(Ask::default(), None))
         };
         let closer = {
             let credits = Arc::clone(&credits);
             spawn(move || credits.close(over()))
         };
-        credits.release().wake();
+        credits.release(0).wake();
         // It got the credit before the close, or is told.
         let got = waiter.join().unwrap().is_ok();
         closer.join().unwrap();
         assert_eq!(credits.used(), usize::from(got));
-        assert!(matches!(credits.try_acquire(), Err(PushErrorKind::Closed(_))));
+        assert!(matches!(credits.try_acquire(Ask::default()), Err(PushErrorKind::Closed(_))));
     });
 }
 
 #[test]
 fn a_drain_sees_the_last_credit_come_back() {
     model(|| {
-        let credits = Arc::new(Credits::new(2));
-        credits.try_acquire().unwrap();
-        credits.try_acquire().unwrap();
+        let credits = Arc::new(Credits::new(bounds(2, 0)));
+        credits.try_acquire(Ask::default()).unwrap();
+        credits.try_acquire(Ask::default()).unwrap();
         let give = || {
             let credits = Arc::clone(&credits);
-            spawn(move || credits.release().wake())
+            spawn(move || credits.release(0).wake())
         };
         let threads = [give(), give()];
         let bells = Arc::new(Bells(AtomicUsize::new(0)));
@@ -181,21 +191,22 @@ fn a_drain_sees_the_last_credit_come_back() {
 #[test]
 fn a_future_that_waits_for_a_credit_is_woken_or_served() {
     model(|| {
-        let credits = Arc::new(Credits::new(1));
-        credits.try_acquire().unwrap();
+        let credits = Arc::new(Credits::new(bounds(1, 0)));
+        credits.try_acquire(Ask::default()).unwrap();
         let giver = {
             let credits = Arc::clone(&credits);
-            spawn(move || credits.release().wake())
+            spawn(move || credits.release(0).wake())
         };
         let bells = Arc::new(Bells(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&bells));
         let mut place = None;
-        let first = credits.poll_acquire(&mut place, &Context::from_waker(&waker));
+        let first = credits.poll_acquire(Ask::default(), &mut place, &Context::from_waker(&waker));
         giver.join().unwrap();
         if first.is_pending() {
             assert_eq!(bells.0.load(Ordering::SeqCst), 1);
-            let again = credits.poll_acquire(&mut place, &Context::from_waker(&waker));
-            assert!(matches!(again, Poll::Ready(Ok(()))));
+            let again =
+                credits.poll_acquire(Ask::default(), &mut place, &Context::from_waker(&waker));
+            assert!(matches!(again, Poll::Ready(Ok(Place::Flight(0)))));
         }
         assert_eq!(credits.used(), 1);
     });
@@ -236,12 +247,12 @@ fn a_result_wakes_the_future_that_waits_for_it() {
 #[test]
 fn a_result_against_its_credit() {
     model(|| {
-        let (cell, credits) = (Arc::new(ResultCell::new()), Arc::new(Credits::new(1)));
-        credits.try_acquire().unwrap();
+        let (cell, credits) = (Arc::new(ResultCell::new()), Arc::new(Credits::new(bounds(1, 0))));
+        credits.try_acquire(Ask::default()).unwrap();
         let sink = {
             let (cell, credits) = (Arc::clone(&cell), Arc::clone(&credits));
             spawn(move || {
-                let wakeups = cell.conclude(Ok(vec![5]), |_| credits.release());
+                let wakeups = cell.conclude(Ok(vec![5]), |_| credits.release(0));
                 wakeups.unwrap().wake();
             })
         };
@@ -301,7 +312,7 @@ fn a_stop_against_the_sink_gives_the_credit_back_once() {
 #[test]
 fn a_push_against_a_stop() {
     model(|| {
-        let engine = through(1);
+        let engine = through(1, 0);
         let pusher = {
             let engine = Arc::clone(&engine);
             spawn(move || push(&engine, 7).map(Ticket::wait))
@@ -310,16 +321,52 @@ fn a_push_against_a_stop() {
         match pusher.join().unwrap() {
             Ok(Ok(value)) => assert_eq!(value, [7]),
             Ok(Err(error)) => assert_eq!(error.kind(), ErrorKind::Shutdown),
-            Err(refused) => assert!(matches!(refused, PushErrorKind::Closed(_))),
+            Err(refused) => assert!(matches!(refused.kind(), PushErrorKind::Closed(_))),
         }
         assert_eq!(engine.credits.used(), 0);
     });
 }
 
 #[test]
+fn a_stop_settles_an_item_that_is_not_on_its_edges_yet() {
+    model(|| {
+        let engine = through(1, 0);
+        let pusher = {
+            let engine = Arc::clone(&engine);
+            spawn(move || {
+                let stream = Carried::new(0, Box::new(Count(0)));
+                // Admitted, and never sent: nothing but the stop can settle it.
+                let item = engine.admit(0, Patience::Endless, true, stream).ok()?;
+                Some(Ticket::new(item, engine).wait())
+            })
+        };
+        engine.stop(PipelineState::Stopped, &over());
+        if let Some(result) = pusher.join().unwrap() {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Shutdown);
+        }
+        assert_eq!(engine.credits.used(), 0);
+    });
+}
+
+#[test]
+fn a_push_into_the_queue_against_a_returning_credit() {
+    model(|| {
+        let engine = through(1, 1);
+        let go = |input: u64| {
+            let engine = Arc::clone(&engine);
+            move || assert_eq!(push(&engine, input).unwrap().wait().unwrap(), [input])
+        };
+        let other = spawn(go(1));
+        go(2)();
+        other.join().unwrap();
+        assert_eq!((engine.credits.used(), engine.credits.queued()), (0, 0));
+    });
+}
+
+#[test]
 fn an_item_that_is_used_again_has_a_result_of_its_own() {
     model(|| {
-        let engine = through(1);
+        let engine = through(1, 0);
         let go = |input: u64| {
             let engine = Arc::clone(&engine);
             move || assert_eq!(push(&engine, input).unwrap().wait().unwrap(), [input])
@@ -458,12 +505,13 @@ impl Binding<u64> for Count {
 #[test]
 fn the_next_item_of_a_stream() {
     model(|| {
-        let engine = through(2);
+        let engine = through(2, 0);
         let stream = Carried::new(0, Box::new(Count(0)));
         let go = || {
             let (engine, stream) = (Arc::clone(&engine), Arc::clone(&stream));
             move || {
-                let item = engine.admit(Patience::Endless, Some(Arc::clone(&stream))).unwrap();
+                let own = Arc::clone(&stream);
+                let item = engine.admit(0, Patience::Endless, true, own).unwrap();
                 stream.enqueue(&engine, Arc::clone(&item), vec![None]);
                 Ticket::new(item, engine).wait().unwrap()[0]
             }

@@ -290,7 +290,9 @@ fn scenario_15_one_item_in_flight_costs_no_more_than_running_the_stages_in_turn(
         let pairs: Vec<_> = (0..11).map(|_| (time(&in_turn), time(&through))).collect();
         let (sequential, piped): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         let (sequential, piped) = (median(sequential), median(piped));
-        let allowed = (sequential / 50).max(hops * Duration::from_micros(25));
+        let strict = (sequential / 50).max(hops * Duration::from_micros(25));
+        // Without optimisation, and beside other tests, only what is plainly wrong is found.
+        let allowed = if cfg!(debug_assertions) { 4 * strict } else { strict };
         if piped <= sequential + allowed {
             return;
         }
