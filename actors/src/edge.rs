@@ -20,7 +20,7 @@ pub(crate) struct Target<P> {
 /// The taking side of an edge.
 pub(crate) enum Taker<P> {
     /// The one port of an actor: its inbox is the edge.
-    Only { inbox: Sender<Message<P>> },
+    Only { actor: usize, inbox: Sender<Message<P>> },
     /// One of several ports: the item's cells match them.
     Join { actor: usize, join: Join, port: usize, inbox: Sender<Message<P>> },
     /// The port of a collect: a list in the item's parent matches the children.
@@ -45,6 +45,16 @@ impl<P: Payload> Engine<P> {
         }
     }
 
+    /// Whether everybody who takes from this port is an actor of `device`.
+    pub(crate) fn stays_on(&self, to: &[Target<P>], device: &str) -> bool {
+        to.iter().all(|target| match &target.to {
+            Taker::Only { actor, .. } | Taker::Join { actor, .. } => {
+                *self.actors[*actor].device == *device
+            }
+            Taker::Collect { .. } | Taker::Sink { .. } => false,
+        })
+    }
+
     /// Hands an error to everybody who would have taken a payload.
     pub(crate) fn send_error(
         self: &Arc<Self>,
@@ -60,7 +70,7 @@ impl<P: Payload> Engine<P> {
     fn deliver(self: &Arc<Self>, target: &Target<P>, item: Arc<Item<P>>, delivery: Delivery<P>) {
         let meter = &self.edges[target.edge].meter;
         match &target.to {
-            Taker::Only { inbox } => {
+            Taker::Only { inbox, .. } => {
                 meter.send(None);
                 // Never blocks: an inbox has room for every item that can be in flight. An inbox
                 // whose actor has ended belongs to a stopped pipeline, whose items are settled.

@@ -307,7 +307,7 @@ impl<P> Ends<P> {
                 let inbox = self.inboxes[actor].clone();
                 match (self.layout.joins[actor], self.layout.lists[actor]) {
                     (_, Some(slot)) => Taker::Collect { slot, inbox },
-                    (None, None) => Taker::Only { inbox },
+                    (None, None) => Taker::Only { actor, inbox },
                     (Some(join), None) => Taker::Join { actor, join, port, inbox },
                 }
             }
