@@ -10,6 +10,7 @@ use brigade_actors::{Options, Pipeline, Stats, Topology};
 use serde::Serialize;
 
 use super::PipelineReport;
+use super::interval::median;
 use super::report::ActorShare;
 use crate::error::{Error, Result, bail, err};
 
@@ -281,19 +282,19 @@ impl SyntheticChain {
                 for _ in 0..SHORT_RUNS {
                     shorts.push(stream(&pipeline, short)?);
                 }
-                let more = wall - median(&mut shorts);
+                let more = wall - median(&shorts);
                 // A short run that was held up for longer than the long one took says nothing.
                 if more > 0.0 {
                     steady.push((run.items - short) as f64 / more);
                 }
             }
         }
-        let wall_s = median(&mut walls);
+        let wall_s = median(&walls);
         let is_steady = !steady.is_empty();
         if !is_steady {
             steady.push(run.items as f64 / wall_s);
         }
-        let (throughput, sequential) = (median(&mut steady), median(&mut sequential));
+        let (throughput, sequential) = (median(&steady), median(&sequential));
         let bound = self.bound_per_s();
         let actors = seen
             .map(|(before, after)| PipelineReport::between(&before, &after, false).actors)
@@ -338,16 +339,6 @@ fn stream(pipeline: &Pipeline<u64>, items: usize) -> Result<f64> {
         result.map_err(|e| err!(Internal, "a synthetic item failed: {e}"))?;
     }
     Ok(began.elapsed().as_secs_f64())
-}
-
-/// The middle value; the mean of the two middle ones of an even number.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    match n {
-        0 => f64::NAN,
-        _ => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
-    }
 }
 
 impl fmt::Display for SyntheticReport {

@@ -5,6 +5,7 @@ mod bind;
 mod check;
 mod completions;
 mod console;
+mod cutter;
 mod demo;
 mod devices;
 mod failure;

@@ -5,6 +5,7 @@
 
 mod cpu;
 mod id;
+mod synthetic;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::tensor::Value;
 
 pub use cpu::CpuDevice;
 pub use id::DeviceId;
+pub use synthetic::SyntheticDevice;
 
 /// A kind of device that is built in.
 #[derive(Debug)]
