@@ -361,6 +361,11 @@ const fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The number of an item, for the draw; that of a child is its own.
+fn key(seq: Seq) -> u64 {
+    seq.path().iter().fold(seq.number(), |key, place| mix(key ^ mix(u64::from(*place))))
+}
+
 /// Emits inputs as outputs for the open firing `seq`.
 fn pass_on<P: Payload>(mut inputs: Vec<P>, outputs: usize, seq: Seq, out: &mut Outbox<P>) {
     let count = inputs.len();
@@ -386,7 +391,7 @@ struct Direct {
 
 impl<P: Payload> Stage<P> for Direct {
     fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        self.spec.work(firing.seq.number())?;
+        self.spec.work(key(firing.seq))?;
         pass_on(firing.inputs, self.outputs, firing.seq, out);
         Ok(())
     }
@@ -425,7 +430,7 @@ impl<P: Payload> Stage<P> for Queued<P> {
     }
 
     fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        let draw = self.spec.start(firing.seq.number());
+        let draw = self.spec.start(key(firing.seq));
         let began = Instant::now().max(self.free[0]);
         let mut due = began;
         let times = [draw.transfer_in, draw.compute, draw.transfer_out];
@@ -444,7 +449,7 @@ impl<P: Payload> Stage<P> for Queued<P> {
         while self.open.front().is_some_and(|pending| pending.due <= Instant::now())
             && let Some(Pending { seq, inputs, draw, began, .. }) = self.open.pop_front()
         {
-            match self.spec.settle(seq.number(), draw, began.elapsed()) {
+            match self.spec.settle(key(seq), draw, began.elapsed()) {
                 Ok(()) => pass_on(inputs, self.outputs, seq, out),
                 Err(error) => out.fail(seq, error),
             }

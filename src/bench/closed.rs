@@ -319,7 +319,7 @@ impl ClosedLoop<'_> {
     /// Items per second of threads that run the whole model each for itself.
     fn replicas(&self, whole: &HeteroExecutable, threads: usize, items: usize) -> Result<f64> {
         let next = AtomicUsize::new(0);
-        let (ready, all_ready) = crossbeam_channel::unbounded::<()>();
+        let (ready, all_ready) = crossbeam_channel::bounded::<()>(threads);
         // Nothing is ever sent: that its sender is dropped is the signal.
         let (gate, gated) = crossbeam_channel::bounded::<()>(0);
         let work = || -> Result<()> {

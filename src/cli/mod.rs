@@ -139,7 +139,6 @@ mod tests {
             "run m.onnx --generate 3 --bind x",
             "check m.onnx",
             "bench",
-            "bench m.onnx",
             "bench m.onnx --synthetic a:1ms",
             "bench --synthetic a:1",
             "bench --synthetic a:1ms --items 0",

@@ -70,7 +70,7 @@ impl SyntheticDevice {
 
     /// How many actors may compute on it at once; 0 counts as 1.
     #[must_use]
-    pub fn lanes(mut self, lanes: usize) -> Self {
+    pub fn with_lanes(mut self, lanes: usize) -> Self {
         self.lanes = lanes.max(1);
         self
     }
@@ -223,7 +223,8 @@ mod tests {
     #[test]
     fn runs_fail_as_drawn_and_name_the_device() {
         let spec = Synthetic::new(Duration::ZERO).failure_rate(0.4).seed(2);
-        let device = SyntheticDevice::new("synthetic:3".parse().unwrap(), spec.clone()).lanes(2);
+        let device =
+            SyntheticDevice::new("synthetic:3".parse().unwrap(), spec.clone()).with_lanes(2);
         assert_eq!((device.lanes(), device.probe().unwrap().lanes), (2, 2));
         let mut instance = instance(&device);
         for run in 0..40 {
