@@ -7,7 +7,8 @@ use std::time::Instant;
 use brigade_actors::synthetic::{Fate, Synthetic, sleep_until};
 
 use super::{
-    CompiledSegment, CpuDevice, Device, DeviceId, DeviceInfo, Instance, Support, Unavailable,
+    CompiledSegment, CpuDevice, Device, DeviceId, DeviceInfo, Instance, InstanceOptions, Support,
+    Unavailable,
 };
 use crate::error::{Result, err};
 use crate::graph::{Fact, Graph, Node};
@@ -55,7 +56,8 @@ pub struct SyntheticDevice {
 
 impl SyntheticDevice {
     /// A device under this name on which each run of a segment takes as long as `spec` says, or as
-    /// long as the kernels take where that is longer. It has the operators of the CPU.
+    /// long as the kernels take where that is longer. It has the operators of the CPU, and is
+    /// synchronous: a run takes the sum of its transfers and its computing, whatever the slots.
     pub fn new(id: DeviceId, spec: Synthetic) -> Self {
         let cpu = CpuDevice::named(id, OpRegistry::default());
         Self { cpu, spec, extra: false, lanes: 1, segments: AtomicU64::new(0) }
@@ -151,8 +153,8 @@ impl CompiledSegment for SyntheticSegment {
         self.segment.weight_bytes()
     }
 
-    fn instance(&self) -> Result<Box<dyn Instance>> {
-        let instance = self.segment.instance()?;
+    fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
+        let instance = self.segment.instance(options)?;
         Ok(Box::new(SyntheticInstance { instance, pace: Arc::clone(&self.pace) }))
     }
 }
@@ -192,7 +194,8 @@ mod tests {
         let x = g.input("x", DType::F32, [2.into()]).unwrap();
         let y = g.relu(x).unwrap();
         let graph = g.finish([("y", y)]).unwrap();
-        device.compile(graph, &CompileOptions::default()).unwrap().instance().unwrap()
+        let segment = device.compile(graph, &CompileOptions::default()).unwrap();
+        segment.instance(InstanceOptions::for_this_thread()).unwrap()
     }
 
     fn inputs() -> Vec<Value> {

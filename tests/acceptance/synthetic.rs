@@ -84,8 +84,5 @@ fn scenario_12_more_items_never_cost_throughput() {
     let few = keeps("a:1ms,b:2ms", 60);
     let many = keeps("a:1ms,b:2ms", 600);
     let allowed = many.machine_per_s.min(few.machine_per_s) / few.machine_per_s;
-    assert!(
-        many.throughput_per_s >= 0.95 * allowed * few.throughput_per_s,
-        "{few:?} and {many:?}"
-    );
+    assert!(many.throughput_per_s >= 0.95 * allowed * few.throughput_per_s, "{few:?} and {many:?}");
 }
