@@ -26,7 +26,6 @@ use crate::tensor::Value;
 /// Arguments of `bench`.
 #[derive(Debug, ClapArgs)]
 #[command(group = ArgGroup::new("subject").required(true).args(["model", "synthetic"]))]
-#[command(group = ArgGroup::new("seeded").multiple(true).args(["generate", "synthetic"]))]
 pub(super) struct Args {
     /// The model file
     model: Option<PathBuf>,
@@ -39,7 +38,7 @@ pub(super) struct Args {
     synthetic: Option<SyntheticChain>,
     /// Feed the items of a case folder, or of a folder of them, and end with exit code 3 unless
     /// the outputs of the measured run are what they expect
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["input", "generate", "micro_batch"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["input", "generate", "seed", "micro_batch"])]
     case: Option<PathBuf>,
     /// How many items the longer run of a round has; without it, as many as take about half a
     /// second (synthetic stages: two seconds)
@@ -56,10 +55,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=256))]
     replicas_of_whole: u32,
     /// Lanes of a synthetic device: how many of its stages may compute at once
-    #[arg(long, value_name = "DEVICE=N", value_delimiter = ',', requires = "synthetic")]
+    #[arg(long, value_name = "DEVICE=N", value_delimiter = ',', conflicts_with = "model")]
     lanes: Vec<Named<Count>>,
     /// Replicas of a synthetic stage
-    #[arg(long, value_name = "STAGE=N", value_delimiter = ',', requires = "synthetic")]
+    #[arg(long, value_name = "STAGE=N", value_delimiter = ',', conflicts_with = "model")]
     replicas: Vec<Named<Count>>,
     #[command(flatten)]
     source: Source,
@@ -114,7 +113,7 @@ fn synthetic(args: &Args, mut chain: SyntheticChain, console: &Console) -> Outco
         items: args.items.map_or(enough, |n| n as usize),
         in_flight: args.placing.in_flight.and_then(|f| f.0),
         rounds: args.rounds.unwrap_or(1) as usize,
-        seed: args.source.seed,
+        seed: args.source.seed.unwrap_or(0),
     };
     let report = chain.run(&run)?;
     console.result(&report, &report.to_string())

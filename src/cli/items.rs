@@ -23,8 +23,8 @@ pub(super) struct Source {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "input")]
     pub(super) generate: Option<u32>,
     /// Seed of what is made up
-    #[arg(long, value_name = "S", default_value_t = 0, requires = "seeded")]
-    pub(super) seed: u64,
+    #[arg(long, value_name = "S")]
+    pub(super) seed: Option<u64>,
 }
 
 impl Source {
@@ -33,8 +33,12 @@ impl Source {
         match self.generate {
             Some(n) => {
                 let shapes = &placed.shapes;
-                let items = Items::generated(&placed.graph, shapes, n as usize, self.seed)?;
+                let seed = self.seed.unwrap_or(0);
+                let items = Items::generated(&placed.graph, shapes, n as usize, seed)?;
                 Ok((items, Vec::new()))
+            }
+            None if self.seed.is_some() => {
+                bail!(Usage, "--seed is of no use without --generate: nothing is made up")
             }
             None => Items::from_files(&placed.graph, &self.input),
         }

@@ -25,7 +25,6 @@ use crate::tensor::Value;
 /// Arguments of `run`.
 #[derive(Debug, ClapArgs)]
 #[command(group = clap::ArgGroup::new("items").required(true).args(["input", "generate"]))]
-#[command(group = clap::ArgGroup::new("seeded").args(["generate"]))]
 pub(super) struct Args {
     /// The model file
     model: PathBuf,
