@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use brigade::check::read_cases;
 use brigade::graph::Graph;
-use brigade::import::{self, npy::read_npy};
+use brigade::import::{self, read_npy};
 use brigade::{Error, ErrorKind, Result};
 
 use picture::{Picture, variants};
