@@ -27,6 +27,7 @@
 //! - `onnx` (default): reading ONNX models.
 //! - `cli` (default): the `brigade` program.
 //! - `actix` (default): the control plane of the actors and [`pipeline::FrontDoor`].
+//! - `wgpu`: the device `wgpu:0`, GPUs through Vulkan, Metal or Direct3D 12.
 
 pub mod bench;
 pub mod check;
@@ -47,6 +48,9 @@ pub mod prelude;
 mod registry;
 pub mod tensor;
 
+/// The actor runtime, for topologies of a program's own:
+/// [`HeteroExecutable::splice`] puts models into them.
+pub use brigade_actors as actors;
 pub use device::DeviceId;
 pub use error::{Error, ErrorKind, Result};
 pub use ops::CompileOptions;

@@ -5,6 +5,7 @@ mod bind;
 mod check;
 mod completions;
 mod console;
+mod cutter;
 mod demo;
 mod devices;
 mod failure;
@@ -137,12 +138,13 @@ mod tests {
             "run m.onnx --generate 3 --shape x=1,a",
             "run m.onnx --generate 3 --batch-axis x=q",
             "run m.onnx --generate 3 --bind x",
+            "run m.onnx --generate 3 --fallback cpu",
+            "run m.onnx --generate 3 --device cpu --fallback cpu:1 --stages 2",
             "check m.onnx",
             "check m.onnx --onnx-tests dir",
             "check m.onnx --cases dir --cut 1",
             "check",
             "bench",
-            "bench m.onnx",
             "bench m.onnx --synthetic a:1ms",
             "bench --synthetic a:1",
             "bench --synthetic a:1ms --items 0",

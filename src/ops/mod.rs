@@ -14,7 +14,7 @@ mod kernel;
 mod program;
 mod registry;
 mod threads;
-mod window;
+pub(crate) mod window;
 
 mod array;
 mod attention;
@@ -29,7 +29,7 @@ mod depth_to_space;
 mod dropout;
 mod einsum;
 mod elementwise;
-mod epilogue;
+pub(crate) mod epilogue;
 mod expand;
 mod gather;
 mod identity;
@@ -64,6 +64,8 @@ mod trilu;
 mod unique;
 mod vision;
 
+#[allow(unused_imports, reason = "devices other than the CPU read it")]
+pub(crate) use crate::kernels::Activation;
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
 pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
