@@ -81,8 +81,11 @@ mod packet;
 mod payload;
 mod pipeline;
 mod queue;
+#[cfg(all(test, loom))]
+mod races;
 mod region;
 mod registry;
+mod result;
 mod sink;
 mod source;
 mod spawn;
