@@ -1,5 +1,7 @@
 //! How the actors of a model's pipeline run: what the builder passes on to the runtime.
 
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use brigade::graph::Graph;
