@@ -378,7 +378,10 @@ mod tests {
 
     #[test]
     fn stats_and_traces_are_equal_in_json_and_on_the_wire() {
-        use crate::metrics::{DeviceStats, PipelineState, Stats};
+        use crate::histogram::Histogram;
+        use crate::metrics::{ActorStats, DeviceStats, EdgeStats, Mark, PipelineState, Stats};
+        let mut latency = Histogram::default();
+        latency.record(u64::MAX);
         let stats = Stats {
             name: "p".into(),
             state: PipelineState::Draining,
@@ -388,10 +391,13 @@ mod tests {
             admitted: 3,
             completed: 2,
             failed: 1,
-            latency_sum_ns: 9,
-            latency_max_ns: 8,
-            actors: vec![],
-            edges: vec![],
+            latency: latency.clone(),
+            began: Some(Mark { items: 0, at_ns: 1 }),
+            filled: None,
+            last: Some(Mark { items: 2, at_ns: 4 }),
+            bytes_peak: 7,
+            actors: vec![ActorStats { name: "a".into(), ..ActorStats::default() }],
+            edges: vec![EdgeStats { taker: Some(0), ..EdgeStats::default() }],
             devices: vec![DeviceStats {
                 device: "cpu".into(),
                 lanes: 1,
@@ -400,6 +406,7 @@ mod tests {
                 busy_ns: 4,
             }],
             detached: vec!["a".into()],
+            ..Stats::default()
         };
         let wire: Stats = decode(&encode(&stats, 4096).unwrap(), 4096).unwrap();
         let json: Stats = serde_json::from_str(&serde_json::to_string(&stats).unwrap()).unwrap();

@@ -9,16 +9,19 @@ use std::time::Instant;
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
+use crate::histogram::Recorder;
 use crate::inbox::{Bell, Flags};
 use crate::item::{Item, Outcome};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
-use crate::metrics::{ActorStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats};
+use crate::metrics::{
+    ActorStats, DeviceStats, EdgeMeter, EdgeStats, Mark, Meter, PipelineState, Stats,
+};
 use crate::packet::Seq;
 use crate::payload::Payload;
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
-use crate::topology::InPort;
+use crate::topology::{InPort, OutPort};
 use crate::trace::{Ring, Trace, TraceActor};
 
 pub(crate) struct Engine<P> {
@@ -33,6 +36,7 @@ pub(crate) struct Engine<P> {
     pub(crate) sink: Join,
     /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
     pub(crate) sinks: usize,
+    sink_edges: Vec<SinkEdge>,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
@@ -50,7 +54,22 @@ pub(crate) struct ActorCell<P> {
     pub(crate) bell: Arc<Bell<P>>,
     pub(crate) meter: Meter,
     pub(crate) ring: Ring,
+    /// For each edge that ends here, the sum of the times that items lay in it.
+    pub(crate) waited_ns: Box<[AtomicU64]>,
     pub(crate) lane: LaneHold,
+}
+
+/// The account of an edge into the sink.
+pub(crate) struct SinkEdge {
+    edge: usize,
+    left: AtomicU64,
+    waited_ns: AtomicU64,
+}
+
+impl SinkEdge {
+    pub(crate) const fn new(edge: usize) -> Self {
+        Self { edge, left: AtomicU64::new(0), waited_ns: AtomicU64::new(0) }
+    }
 }
 
 /// An actor's hold on a lane of its device.
@@ -72,17 +91,43 @@ pub(crate) struct EdgeCell {
     pub(crate) meter: EdgeMeter,
     pub(crate) from: String,
     pub(crate) to: String,
+    pub(crate) giver: OutPort,
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
 }
 
-#[derive(Default)]
 struct Counts {
     admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
-    latency_sum: AtomicU64,
-    latency_max: AtomicU64,
+    latency: Recorder,
+    /// When the pipeline was last empty and an item was admitted, and the items completed by then.
+    began_ns: AtomicU64,
+    began_items: AtomicU64,
+    /// When, since then, as many items had been completed as may be in flight, and all of them.
+    filled_ns: AtomicU64,
+    fill: AtomicU64,
+    last_ns: AtomicU64,
+    bytes: AtomicU64,
+    bytes_peak: AtomicU64,
+}
+
+impl Counts {
+    fn new() -> Self {
+        Self {
+            admitted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            latency: Recorder::new(),
+            began_ns: AtomicU64::new(0),
+            began_items: AtomicU64::new(0),
+            filled_ns: AtomicU64::new(0),
+            fill: AtomicU64::new(0),
+            last_ns: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            bytes_peak: AtomicU64::new(0),
+        }
+    }
 }
 
 /// The parts of an engine that the spawn wires up.
@@ -93,10 +138,40 @@ pub(crate) struct Wiring<P> {
     pub(crate) joins: Vec<Join>,
     pub(crate) sink: Join,
     pub(crate) sinks: usize,
+    pub(crate) sink_edges: Vec<SinkEdge>,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
     pub(crate) origin: Instant,
+}
+
+fn load(count: &AtomicU64) -> u64 {
+    count.load(Ordering::Relaxed)
+}
+
+impl Counts {
+    /// An item enters an empty pipeline, which as many completions as `limit` will have filled.
+    fn begin(&self, at_ns: u64, limit: usize) {
+        let items = load(&self.completed);
+        self.filled_ns.store(0, Ordering::Relaxed);
+        self.fill.store(items + limit as u64, Ordering::Relaxed);
+        self.began_items.store(items, Ordering::Relaxed);
+        self.began_ns.store(at_ns.max(1), Ordering::Relaxed);
+    }
+
+    fn mark(at_ns: &AtomicU64, items: &AtomicU64) -> Option<Mark> {
+        let at_ns = load(at_ns);
+        (at_ns > 0).then(|| Mark { items: load(items), at_ns })
+    }
+}
+
+impl EdgeCell {
+    const fn giver(&self) -> Option<usize> {
+        match self.giver {
+            OutPort::Source(_) => None,
+            OutPort::Actor { actor, .. } => Some(actor),
+        }
+    }
 }
 
 impl<P: 'static> Engine<P> {
@@ -110,13 +185,14 @@ impl<P: 'static> Engine<P> {
             joins: wiring.joins,
             sink: wiring.sink,
             sinks: wiring.sinks,
+            sink_edges: wiring.sink_edges,
             exits: Exits::new(wiring.actors.len()),
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
-            counts: Counts::default(),
+            counts: Counts::new(),
         }
     }
 
@@ -159,8 +235,11 @@ impl<P: 'static> Engine<P> {
         &self,
         make: impl FnOnce(Seq, usize) -> Item<P>,
     ) -> Result<Arc<Item<P>>, ItemError> {
-        let item = self.flight.insert(make)?;
+        let (item, alone) = self.flight.insert(make)?;
         self.counts.admitted.fetch_add(1, Ordering::Relaxed);
+        if alone {
+            self.counts.begin(self.time(item.admitted), self.credits.limit());
+        }
         Ok(item)
     }
 
@@ -179,11 +258,40 @@ impl<P: 'static> Engine<P> {
     }
 
     fn count_result(&self, item: &Item<P>, failed: bool) {
-        let latency = nanos(item.admitted.elapsed());
-        self.counts.completed.fetch_add(1, Ordering::Relaxed);
-        self.counts.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
-        self.counts.latency_sum.fetch_add(latency, Ordering::Relaxed);
-        self.counts.latency_max.fetch_max(latency, Ordering::Relaxed);
+        let at = Instant::now();
+        let now = self.time(at).max(1);
+        let counts = &self.counts;
+        counts.latency.record(nanos(at.saturating_duration_since(item.admitted)));
+        counts.last_ns.fetch_max(now, Ordering::Relaxed);
+        if counts.completed.fetch_add(1, Ordering::Relaxed) + 1 == load(&counts.fill) {
+            counts.filled_ns.store(now, Ordering::Relaxed);
+        }
+        if failed {
+            counts.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        counts.bytes.fetch_sub(item.bytes_peak.load(Ordering::Relaxed), Ordering::Relaxed);
+        for sink in &self.sink_edges {
+            let since = item.cells.stamped(sink.edge);
+            if since > 0 {
+                sink.left.fetch_add(1, Ordering::Relaxed);
+                sink.waited_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Counts `made` more bytes of an item. What it had at most so far is charged to the pipeline,
+    /// so that a payload of the same size as the one before touches nothing that threads share.
+    pub(crate) fn charge(&self, item: &Item<P>, made: u64) {
+        let held = item.bytes.fetch_add(made, Ordering::Relaxed).wrapping_add(made);
+        if held <= item.bytes_peak.load(Ordering::Relaxed) {
+            return;
+        }
+        let more = held.saturating_sub(item.bytes_peak.fetch_max(held, Ordering::Relaxed));
+        let counts = &self.counts;
+        let now = counts.bytes.fetch_add(more, Ordering::Relaxed).wrapping_add(more);
+        if now > counts.bytes_peak.load(Ordering::Relaxed) {
+            counts.bytes_peak.fetch_max(now, Ordering::Relaxed);
+        }
     }
 
     /// Ends the pipeline: every item in flight gets `cause` as its result, every push is refused
@@ -224,21 +332,19 @@ impl<P: 'static> Engine<P> {
             .iter()
             .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
             .collect();
-        let edges = self.edges.iter().map(|edge| {
+        let edges = self.edges.iter().enumerate().map(|(number, edge)| {
+            let (taker, left, wait_sum_ns) = self.taken_from(number);
             let (sent, peak) = edge.meter.snapshot();
-            let level = match edge.taker {
-                InPort::Actor { actor, .. } => {
-                    sent.saturating_sub(self.actors[actor].meter.taken.load(Ordering::Relaxed))
-                }
-                InPort::Sink(_) => 0,
-            };
             EdgeStats {
                 from: edge.from.clone(),
                 to: edge.to.clone(),
+                giver: edge.giver(),
+                taker,
                 sent,
-                level,
+                level: sent.saturating_sub(left),
                 peak,
                 capacity: edge.capacity,
+                wait_sum_ns,
             }
         });
         let devices = self.devices.iter().map(|lanes| {
@@ -261,12 +367,35 @@ impl<P: 'static> Engine<P> {
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
-            latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
-            latency_max_ns: self.counts.latency_max.load(Ordering::Relaxed),
+            latency: self.counts.latency.snapshot(),
+            began: Counts::mark(&self.counts.began_ns, &self.counts.began_items),
+            filled: Counts::mark(&self.counts.filled_ns, &self.counts.fill),
+            last: Counts::mark(&self.counts.last_ns, &self.counts.completed),
+            // What a stop interrupted is dropped with the threads, and not counted down one by one.
+            bytes_in_flight: if self.has_stopped() { 0 } else { load(&self.counts.bytes) },
+            bytes_peak: load(&self.counts.bytes_peak),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
+        }
+    }
+
+    /// Of an edge: the actor that takes from it, the items that left it, the sum of their waits.
+    fn taken_from(&self, edge: usize) -> (Option<usize>, u64, u64) {
+        match self.edges[edge].taker {
+            InPort::Actor { actor, .. } => {
+                let cell = &self.actors[actor];
+                // The edges of an actor in the order of the topology; ports may be in another.
+                let ends_there = |other: &&EdgeCell| matches!(other.taker, InPort::Actor { actor: a, .. } if a == actor);
+                let place = self.edges[..edge].iter().filter(ends_there).count();
+                let waited = cell.waited_ns.get(place).map_or(0, load);
+                (Some(actor), load(&cell.meter.taken), waited)
+            }
+            InPort::Sink(_) => {
+                let sink = self.sink_edges.iter().find(|sink| sink.edge == edge);
+                sink.map_or((None, 0, 0), |sink| (None, load(&sink.left), load(&sink.waited_ns)))
+            }
         }
     }
 
@@ -286,13 +415,24 @@ impl<P: 'static> Engine<P> {
 
 impl<P: Payload> Engine<P> {
     /// Puts an admitted item's inputs onto its edges. Never blocks.
-    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
+    pub(crate) fn inject(
+        self: &Arc<Self>,
+        item: &Arc<Item<P>>,
+        inputs: impl Iterator<Item = P>,
+        at_ns: u64,
+    ) {
         if self.sink.ports == 0 {
             self.finish(item);
         }
         for (targets, payload) in self.sources.iter().zip(inputs) {
-            self.send(targets, item, payload);
+            self.charge(item, (targets.len() * payload.bytes()) as u64);
+            self.send(targets, item, payload, at_ns);
         }
+    }
+
+    /// Injects an item that was admitted just now.
+    pub(crate) fn enter_edges(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: Vec<P>) {
+        self.inject(item, inputs.into_iter(), self.time(item.admitted));
     }
 }
 
@@ -353,11 +493,16 @@ impl<P> Default for Flight<P> {
 }
 
 impl<P> Flight<P> {
-    fn insert(&self, make: impl FnOnce(Seq, usize) -> Item<P>) -> Result<Arc<Item<P>>, ItemError> {
+    /// Puts an item in; true if it is the only one.
+    fn insert(
+        &self,
+        make: impl FnOnce(Seq, usize) -> Item<P>,
+    ) -> Result<(Arc<Item<P>>, bool), ItemError> {
         let mut table = lock(&self.0);
         if let Some(cause) = &table.closed {
             return Err(cause.clone());
         }
+        let alone = table.free.len() == table.slots.len();
         let slot = match table.free.pop() {
             Some(slot) => slot,
             None => {
@@ -368,7 +513,7 @@ impl<P> Flight<P> {
         let item = Arc::new(make(Seq::new(table.next_seq), slot));
         table.next_seq += 1;
         table.slots[slot] = Some(Arc::clone(&item));
-        Ok(item)
+        Ok((item, alone))
     }
 
     /// Takes an item out; true for the one call that does.

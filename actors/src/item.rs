@@ -7,7 +7,7 @@ use crate::error::{ErrorKind, ItemError};
 use crate::join::{Cells, Join};
 use crate::packet::Seq;
 use crate::state::Carried;
-use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_until};
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
@@ -21,6 +21,9 @@ pub(crate) struct Item<P> {
     /// Its place in the table of items in flight.
     pub(crate) slot: usize,
     pub(crate) admitted: Instant,
+    /// The bytes of its payloads, and the most that they were.
+    pub(crate) bytes: AtomicU64,
+    pub(crate) bytes_peak: AtomicU64,
     cancelled: AtomicBool,
     result: Mutex<ResultCell<P>>,
     settled: Condvar,
@@ -40,15 +43,18 @@ impl<P> Item<P> {
         deadline: Option<Instant>,
         stream: Option<Arc<Carried<P>>>,
         joins: &[Join],
+        edges: usize,
         admitted: Instant,
     ) -> Self {
         Self {
             seq,
             deadline,
             stream,
-            cells: Cells::new(joins),
+            cells: Cells::new(joins, edges),
             slot,
             admitted,
+            bytes: AtomicU64::new(0),
+            bytes_peak: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
             result: Mutex::new(ResultCell::Empty(None)),
             settled: Condvar::new(),

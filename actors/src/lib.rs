@@ -57,6 +57,7 @@ mod credit;
 mod edge;
 mod engine;
 mod error;
+mod histogram;
 mod inbox;
 mod item;
 mod join;
@@ -67,6 +68,7 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod prometheus;
 mod registry;
 mod sink;
 mod source;
@@ -80,6 +82,7 @@ mod system;
 mod ticket;
 mod topology;
 mod trace;
+mod window;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -88,8 +91,9 @@ pub mod protocol {}
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
+pub use histogram::{Histogram, Percentiles};
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, PipelineState, Stats};
+pub use metrics::{ActorStats, DeviceStats, EdgeStats, Mark, PipelineState, Stats};
 pub use options::Options;
 pub use outbox::Outbox;
 pub use packet::{Firing, Seq};
@@ -102,3 +106,4 @@ pub use system::System;
 pub use ticket::Ticket;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
 pub use trace::{Trace, TraceActor, TraceEvent};
+pub use window::Window;

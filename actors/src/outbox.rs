@@ -25,6 +25,8 @@ pub struct Outbox<P> {
 pub(crate) struct OpenFiring<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
+    /// The bytes of its inputs.
+    bytes: u64,
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
     outputs: Vec<Option<P>>,
@@ -38,6 +40,8 @@ pub(crate) struct OpenFiring<P> {
 pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
+    /// The bytes of its inputs.
+    pub(crate) bytes: u64,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
 }
 
@@ -120,12 +124,13 @@ impl<P> Outbox<P> {
         }
     }
 
-    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant) {
+    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant, bytes: u64) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
         outputs.resize_with(self.ports, || None);
         self.open.push(OpenFiring {
             item,
             started,
+            bytes,
             cancelled: false,
             outputs,
             missing: self.ports,
@@ -222,7 +227,7 @@ impl<P> OpenFiring<P> {
             }
             None => Ok(self.outputs),
         };
-        Closed { item: self.item, started: self.started, outcome }
+        Closed { item: self.item, started: self.started, bytes: self.bytes, outcome }
     }
 }
 

@@ -189,7 +189,7 @@ impl<P: Payload> Pipeline<P> {
         let admitted = engine.check_arity(inputs.len()).and_then(|()| engine.admit(patience, None));
         match admitted {
             Ok(item) => {
-                engine.inject(&item, inputs.into_iter());
+                engine.enter_edges(&item, inputs);
                 Ok(Ticket::new(item, Arc::clone(engine)))
             }
             Err(kind) => Err(PushError::new(kind, inputs)),
@@ -391,7 +391,7 @@ impl<P: Payload> Future for PushFuture<P> {
         let inputs = this.inputs.take().unwrap_or_default();
         Poll::Ready(match admitted {
             Ok(item) => {
-                this.engine.inject(&item, inputs.into_iter());
+                this.engine.enter_edges(&item, inputs);
                 Ok(Ticket::new(item, Arc::clone(&this.engine)))
             }
             Err(kind) => Err(PushError::new(kind, inputs)),

@@ -69,9 +69,9 @@ impl<P: Payload> Engine<P> {
         stream: Option<Arc<Carried<P>>>,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
         let admitted = Instant::now();
-        let joins = &self.joins;
+        let (joins, edges) = (&self.joins, self.edges.len());
         let entered =
-            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, joins, admitted));
+            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, joins, edges, admitted));
         entered.map_err(|cause| {
             self.credits.release().wake();
             PushErrorKind::Closed(cause)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::edge::{Taker, Target};
-use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, Wiring};
+use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, SinkEdge, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
 use crate::inbox::Inbox;
 use crate::join::Join;
@@ -14,7 +14,7 @@ use crate::options::Options;
 use crate::packet::Message;
 use crate::payload::Payload;
 use crate::supervise::RestartPolicy;
-use crate::sync::{Arc, RecvTimeoutError, Sender, bounded, thread};
+use crate::sync::{Arc, AtomicU64, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
 use crate::trace::Ring;
@@ -146,6 +146,14 @@ impl<P> Ends<P> {
     }
 }
 
+/// The edges that end at an actor.
+fn arrivals(edges: &[Edge], me: usize) -> impl Iterator<Item = usize> {
+    let numbered = edges.iter().enumerate();
+    numbered
+        .filter(move |(_, edge)| matches!(edge.to, InPort::Actor { actor, .. } if actor == me))
+        .map(|(number, _)| number)
+}
+
 fn wire<P: Payload>(
     system: &System,
     topology: Topology<P>,
@@ -184,6 +192,7 @@ fn wire<P: Payload>(
         meter: EdgeMeter::default(),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
+        giver: edge.from,
         taker: edge.to,
         capacity,
     });
@@ -208,6 +217,7 @@ fn wire<P: Payload>(
             bell,
             meter: Meter::new(origin),
             ring: Ring::new(options.trace),
+            waited_ns: arrivals(&edges, actor_cells.len()).map(|_| AtomicU64::new(0)).collect(),
             lane: LaneHold::new(device_lanes, Seat::new(pipeline, spec.height)),
         });
     }
@@ -220,6 +230,10 @@ fn wire<P: Payload>(
         joins,
         sink,
         sinks: sinks.len(),
+        sink_edges: (0..edges.len())
+            .filter(|edge| matches!(edges[*edge].to, InPort::Sink(_)))
+            .map(SinkEdge::new)
+            .collect(),
         actors: actor_cells,
         edges: edge_cells,
         devices,
@@ -252,6 +266,7 @@ fn seed<P: Payload>(
         inbox,
         inputs: spec.inputs,
         join: ends.joins[me],
+        arrivals: arrivals(edges, me).collect(),
         routes,
         done,
         factory: spec.factory,

@@ -26,6 +26,8 @@ pub(crate) struct Seed<P> {
     /// How many input ports there are, and where the cells lie if there are several.
     pub(crate) inputs: usize,
     pub(crate) join: Option<Join>,
+    /// The edges that end here.
+    pub(crate) arrivals: Vec<usize>,
     /// For each output port, who takes from it.
     pub(crate) routes: Vec<Vec<Target<P>>>,
     /// The sink port that this actor reports to, if nobody takes anything from it.
@@ -38,6 +40,10 @@ pub(crate) struct Seed<P> {
 struct Work<P> {
     item: Arc<Item<P>>,
     inputs: Result<Vec<P>, ItemError>,
+}
+
+fn bytes<P: Payload>(payloads: &[P]) -> u64 {
+    payloads.iter().map(|payload| payload.bytes() as u64).sum()
 }
 
 /// What became of an attempt to fire.
@@ -243,7 +249,6 @@ impl<P: Payload> Actor<P> {
 
     /// Gathers the inputs of an item that arrived.
     fn take_in(&mut self, message: Message<P>) {
-        self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
         let mut inputs = self.outbox.inputs();
         let (item, error) = match message {
             Message::Packet(item, Ok(payload)) => {
@@ -269,6 +274,7 @@ impl<P: Payload> Actor<P> {
         let inputs = match error {
             None => Ok(inputs),
             Some(error) => {
+                item.bytes.fetch_sub(bytes(&inputs), Ordering::Relaxed);
                 self.outbox.recycle(inputs);
                 Err(error)
             }
@@ -279,7 +285,7 @@ impl<P: Payload> Actor<P> {
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
-            self.pass(&work.item, error);
+            self.pass(&work, error);
             return Fired::Yes;
         }
         let seq = work.item.seq;
@@ -297,25 +303,27 @@ impl<P: Payload> Actor<P> {
                     let device = &lane.lanes.device;
                     let message =
                         format!("no lane of device `{device}` is left: stuck threads hold them");
-                    self.pass(&work.item, ItemError::new(ErrorKind::StageDown, message));
+                    self.pass(&work, ItemError::new(ErrorKind::StageDown, message));
                     return Fired::Yes;
                 }
             }
             if let Some(error) = work.item.skip() {
                 lane.release();
-                self.pass(&work.item, error);
+                self.pass(&work, error);
                 return Fired::Yes;
             }
         }
         let started = self.cell().meter.enter(Phase::Busy);
+        self.leave_edges(&work.item, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
+        let bytes = bytes(&inputs);
         let firing = Firing {
             seq,
             inputs,
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started);
+        self.outbox.begin(item, started, bytes);
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -331,14 +339,31 @@ impl<P: Payload> Actor<P> {
     }
 
     /// Passes an item on as an error without computing it.
-    fn pass(&self, item: &Arc<Item<P>>, error: ItemError) {
+    fn pass(&self, work: &Work<P>, error: ItemError) {
+        let now = Instant::now();
+        let item = &work.item;
+        self.leave_edges(item, now);
+        if let Ok(inputs) = &work.inputs {
+            item.bytes.fetch_sub(bytes(inputs), Ordering::Relaxed);
+        }
         self.cell().meter.skipped();
-        self.forward_error(item, error);
+        self.forward_error(item, error, now);
+    }
+
+    /// Counts an item as gone from the edges that end here.
+    fn leave_edges(&self, item: &Item<P>, at: Instant) {
+        let cell = self.cell();
+        let now = self.seed.engine.time(at);
+        cell.meter.taken.fetch_add(1, Ordering::Relaxed);
+        for (edge, waited) in self.seed.arrivals.iter().zip(&cell.waited_ns) {
+            let since = item.cells.stamped(*edge);
+            waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+        }
     }
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, outcome } = closed;
+        let Closed { item, started, bytes, outcome } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -349,12 +374,18 @@ impl<P: Payload> Actor<P> {
         };
         cell.meter.fired(ended.saturating_duration_since(started), outcome.is_err());
         let engine = &self.seed.engine;
-        cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
+        let at = engine.time(ended);
+        cell.ring.record(item.seq.number(), engine.time(started), at);
         match outcome {
             Ok(mut outputs) => {
+                let made = self.seed.routes.iter().zip(&outputs).map(|(targets, payload)| {
+                    payload.as_ref().map_or(0, |payload| (targets.len() * payload.bytes()) as u64)
+                });
+                engine.charge(&item, made.sum());
+                item.bytes.fetch_sub(bytes, Ordering::Relaxed);
                 for (targets, payload) in self.seed.routes.iter().zip(outputs.drain(..)) {
                     if let Some(payload) = payload {
-                        engine.send(targets, &item, payload);
+                        engine.send(targets, &item, payload, at);
                     }
                 }
                 if let Some(port) = self.seed.done {
@@ -362,15 +393,18 @@ impl<P: Payload> Actor<P> {
                 }
                 self.outbox.recycle_outputs(outputs);
             }
-            Err(error) => self.forward_error(&item, error),
+            Err(error) => {
+                item.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                self.forward_error(&item, error, ended);
+            }
         }
     }
 
-    fn forward_error(&self, item: &Arc<Item<P>>, error: ItemError) {
+    fn forward_error(&self, item: &Arc<Item<P>>, error: ItemError, at: Instant) {
         let error = error.at(Some(&self.cell().name), item.seq);
         let engine = &self.seed.engine;
         for targets in &self.seed.routes {
-            engine.send_error(targets, item, &error);
+            engine.send_error(targets, item, &error, engine.time(at));
         }
         if let Some(port) = self.seed.done {
             engine.done(port, item, Some(error));
