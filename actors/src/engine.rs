@@ -20,9 +20,10 @@ use crate::metrics::{
 };
 use crate::packet::Seq;
 use crate::payload::Payload;
+use crate::spans;
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
 use crate::topology::{InPort, OutPort};
-use crate::trace::{Ring, Trace, TraceActor};
+use crate::trace::{Ring, Trace, TraceActor, TraceEdge};
 
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
@@ -40,6 +41,8 @@ pub(crate) struct Engine<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    /// The last items that left.
+    items: Ring,
     pub(crate) next_stream: AtomicU64,
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
@@ -143,6 +146,8 @@ pub(crate) struct Wiring<P> {
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
     pub(crate) origin: Instant,
+    /// Events to keep per actor.
+    pub(crate) trace: usize,
 }
 
 fn load(count: &AtomicU64) -> u64 {
@@ -190,6 +195,7 @@ impl<P: 'static> Engine<P> {
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
+            items: Ring::new(wiring.trace),
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
             counts: Counts::new(),
@@ -269,6 +275,7 @@ impl<P: 'static> Engine<P> {
         if failed {
             counts.failed.fetch_add(1, Ordering::Relaxed);
         }
+        self.items.record(item.seq.number(), self.time(item.admitted), now);
         counts.bytes.fetch_sub(item.bytes_peak.load(Ordering::Relaxed), Ordering::Relaxed);
         for sink in &self.sink_edges {
             let since = item.cells.stamped(sink.edge);
@@ -304,6 +311,7 @@ impl<P: 'static> Engine<P> {
                 _ => *ending = Some((state, cause.clone())),
             }
         }
+        spans::stopped(&self.name, state, cause);
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
         self.credits.abandon();
@@ -401,6 +409,15 @@ impl<P: 'static> Engine<P> {
 
     pub(crate) fn trace(&self) -> Trace {
         let mut trace = Trace { pipeline: self.name.clone(), ..Trace::default() };
+        for (number, edge) in self.edges.iter().enumerate() {
+            let name = format!("{} to {}", edge.from, edge.to);
+            let to = self.taken_from(number).0;
+            trace.edges.push(TraceEdge { name, from: edge.giver(), to });
+        }
+        // An item is in one list or the other, or in both; never in none.
+        let in_flight = self.flight.open();
+        let in_flight = in_flight.into_iter().map(|(seq, at)| (seq.number(), self.time(at)));
+        self.items.export_items(in_flight.collect(), &mut trace);
         for (me, actor) in self.actors.iter().enumerate() {
             trace.actors.push(TraceActor {
                 name: actor.name.to_string(),
@@ -530,6 +547,12 @@ impl<P> Flight<P> {
         here
     }
 
+    /// The numbers of the items in flight, and when they were admitted.
+    fn open(&self) -> Vec<(Seq, Instant)> {
+        let table = lock(&self.0);
+        table.slots.iter().flatten().map(|item| (item.seq, item.admitted)).collect()
+    }
+
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {
         let mut table = lock(&self.0);
         table.closed.get_or_insert_with(|| cause.clone());
@@ -624,6 +647,7 @@ impl<P> Engine<P> {
     /// Leaves the threads of these actors behind: their lanes count as lost until they come back.
     pub(crate) fn leave_behind(&self, actors: &[usize]) {
         for &me in actors {
+            spans::left_behind(&self.actors[me].name);
             self.actors[me].lane.poison();
         }
     }

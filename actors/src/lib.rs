@@ -47,9 +47,12 @@
 //!
 //! # Features
 //!
-//! `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `tracing`: a span per firing and events for restarts, items that are not computed, and stops, for
+//!   a subscriber of the `tracing` crate. [`Trace`] needs no feature.
 #![forbid(unsafe_code)]
 
+mod advice;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
@@ -65,13 +68,16 @@ mod lane;
 mod metrics;
 mod options;
 mod outbox;
+mod overlap;
 mod packet;
 mod payload;
 mod pipeline;
+mod profile;
 mod prometheus;
 mod registry;
 mod sink;
 mod source;
+mod spans;
 mod spawn;
 mod stage;
 mod state;
@@ -80,6 +86,7 @@ mod supervise;
 mod sync;
 mod system;
 mod ticket;
+mod timeline;
 mod topology;
 mod trace;
 mod window;
@@ -96,14 +103,17 @@ pub use inbox::StageWaker;
 pub use metrics::{ActorStats, DeviceStats, EdgeStats, Mark, PipelineState, Stats};
 pub use options::Options;
 pub use outbox::Outbox;
+pub use overlap::{ActorReport, DeviceReport, OverlapReport};
 pub use packet::{Firing, Seq};
 pub use payload::Payload;
 pub use pipeline::{DrainFuture, Pipeline, PushFuture, StopReport};
+pub use profile::Profile;
 pub use stage::{Factory, Stage, StageContext, stage_fn};
 pub use state::Binding;
 pub use stream::{Results, StreamHandle};
 pub use system::System;
 pub use ticket::Ticket;
+pub use timeline::Wait;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
-pub use trace::{Trace, TraceActor, TraceEvent};
+pub use trace::{Trace, TraceActor, TraceEdge, TraceEvent, TraceItem};
 pub use window::Window;

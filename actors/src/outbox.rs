@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
 use crate::packet::Seq;
+use crate::spans::FiringSpan;
 use crate::sync::Arc;
 
 /// Takes the outputs of a stage and keeps account of its open firings.
@@ -27,6 +28,8 @@ pub(crate) struct OpenFiring<P> {
     pub(crate) started: Instant,
     /// The bytes of its inputs.
     bytes: u64,
+    /// Closed with the firing.
+    _span: FiringSpan,
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
     outputs: Vec<Option<P>>,
@@ -124,13 +127,20 @@ impl<P> Outbox<P> {
         }
     }
 
-    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant, bytes: u64) {
+    pub(crate) fn begin(
+        &mut self,
+        item: Arc<Item<P>>,
+        started: Instant,
+        bytes: u64,
+        span: FiringSpan,
+    ) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
         outputs.resize_with(self.ports, || None);
         self.open.push(OpenFiring {
             item,
             started,
             bytes,
+            _span: span,
             cancelled: false,
             outputs,
             missing: self.ports,

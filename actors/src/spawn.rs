@@ -238,6 +238,7 @@ fn wire<P: Payload>(
         edges: edge_cells,
         devices,
         origin,
+        trace: options.trace,
     }));
     let seeds = actors.into_iter().zip(inboxes).enumerate();
     let seeds = seeds.map(|(me, (spec, inbox))| {

@@ -14,6 +14,7 @@ use crate::metrics::{Phase, PipelineState};
 use crate::outbox::{Closed, Outbox};
 use crate::packet::{Firing, Message};
 use crate::payload::Payload;
+use crate::spans::{self, FiringSpan};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, build, guarded};
 use crate::sync::{Arc, Ordering, Sender, thread};
@@ -159,6 +160,7 @@ impl<P: Payload> Actor<P> {
             self.seed.inbox.flags().lower(Flags::RESTART);
             self.drop_stage();
             self.cell().meter.restarted();
+            spans::restarted(&self.cell().name, self.attempt);
             self.build()?;
         }
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
@@ -323,11 +325,12 @@ impl<P: Payload> Actor<P> {
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started, bytes);
+        let span = FiringSpan::new(&self.cell().name, &self.cell().device, seq);
+        self.outbox.begin(item, started, bytes, span.share());
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
-        match guarded("the stage", || Ok(stage.submit(firing, outbox))) {
+        match guarded("the stage", || Ok(span.within(|| stage.submit(firing, outbox)))) {
             Ok(verdict) => {
                 if let Some(closed) = self.outbox.end(verdict) {
                     self.close(closed);
@@ -346,6 +349,7 @@ impl<P: Payload> Actor<P> {
         if let Ok(inputs) = &work.inputs {
             item.bytes.fetch_sub(bytes(inputs), Ordering::Relaxed);
         }
+        spans::dropped(&self.cell().name, item.seq, &error);
         self.cell().meter.skipped();
         self.forward_error(item, error, now);
     }
@@ -413,6 +417,7 @@ impl<P: Payload> Actor<P> {
 
     /// Ends what a stage held that went down, and builds another one. False if the pipeline failed.
     fn recover(&mut self, cause: &ItemError) -> bool {
+        spans::went_down(&self.cell().name, cause);
         self.outbox.fail_all(cause);
         while let Some(closed) = self.outbox.next_complete() {
             self.close(closed);
@@ -428,6 +433,7 @@ impl<P: Payload> Actor<P> {
                 return false;
             }
             self.cell().meter.restarted();
+            spans::restarted(&self.cell().name, self.attempt);
             match self.build() {
                 Ok(()) => return true,
                 Err(error) => cause = error,

@@ -1,7 +1,6 @@
 //! Measuring pipelines: what came through, what the bound is, where the time went.
 
 mod feed;
-mod report;
 
+pub use brigade_actors::{ActorReport, DeviceReport, OverlapReport as PipelineReport};
 pub use feed::{Measured, stream};
-pub use report::{ActorReport, DeviceReport, PipelineReport};
