@@ -379,7 +379,9 @@ mod tests {
     #[test]
     fn stats_and_traces_are_equal_in_json_and_on_the_wire() {
         use crate::histogram::Histogram;
-        use crate::metrics::{ActorStats, DeviceStats, EdgeStats, Mark, PipelineState, Stats};
+        use crate::metrics::{
+            ActorStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
+        };
         let mut latency = Histogram::default();
         latency.record(u64::MAX);
         let stats = Stats {
@@ -391,9 +393,11 @@ mod tests {
             admitted: 3,
             completed: 2,
             failed: 1,
+            filtered: 1,
             latency: latency.clone(),
             began: Some(Mark { items: 0, at_ns: 1 }),
             filled: None,
+            fed: None,
             last: Some(Mark { items: 2, at_ns: 4 }),
             bytes_peak: 7,
             actors: vec![ActorStats { name: "a".into(), ..ActorStats::default() }],
@@ -405,6 +409,7 @@ mod tests {
                 poisoned: 0,
                 busy_ns: 4,
             }],
+            fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
             detached: vec!["a".into()],
             ..Stats::default()
         };

@@ -6,22 +6,24 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use crate::budget::Budget;
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::histogram::Recorder;
 use crate::inbox::{Bell, Flags};
-use crate::item::{Item, Outcome};
+use crate::item::{Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
 use crate::metrics::{
-    ActorStats, DeviceStats, EdgeMeter, EdgeStats, Mark, Meter, PipelineState, Stats,
+    ActorStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Mark, Meter, PipelineState, Stats,
 };
-use crate::packet::Seq;
+use crate::packet::{Message, Seq};
 use crate::payload::Payload;
+use crate::region::{ROOT, RegionId};
 use crate::spans;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until};
 use crate::topology::{InPort, OutPort};
 use crate::trace::{Ring, Trace, TraceActor, TraceEdge};
 
@@ -32,9 +34,13 @@ pub(crate) struct Engine<P> {
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    /// The joins of the actors and, last, of the sink.
-    pub(crate) joins: Vec<Join>,
+    /// The root first.
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    /// For each port of the sink, where the lists of children lie that reach it, if they do.
+    pub(crate) listed: Vec<Option<usize>>,
+    /// The bytes that the collected children of one item may keep.
+    pub(crate) child_bytes: usize,
     /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
     pub(crate) sinks: usize,
     sink_edges: Vec<SinkEdge>,
@@ -48,6 +54,30 @@ pub(crate) struct Engine<P> {
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     exits: Exits,
     counts: Counts,
+}
+
+/// One region of the topology, while it runs.
+pub(crate) struct Region<P> {
+    /// What its items are made with.
+    pub(crate) shape: Shape,
+    /// Items that entered so far: announced before they are sent.
+    pub(crate) entered: AtomicU64,
+    /// The fan-out whose children flow here, and its budget.
+    pub(crate) budget: Option<(usize, Arc<Budget>)>,
+    /// Where its items leave it.
+    pub(crate) ends: Vec<End<P>>,
+    /// For each port of the sink that lies behind this region, the list in the parent.
+    pub(crate) exits: Vec<Option<usize>>,
+}
+
+/// Where the items of a region leave it.
+pub(crate) enum End<P> {
+    /// At a collect, which has this list in the parent.
+    Collect { slot: usize, inbox: Sender<Message<P>> },
+    /// At an unbatch.
+    Unbatch { inbox: Sender<Message<P>> },
+    /// At a port of the sink.
+    Sink { port: usize },
 }
 
 /// What is known of an actor outside its thread.
@@ -97,12 +127,15 @@ pub(crate) struct EdgeCell {
     pub(crate) giver: OutPort,
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
+    /// It leads to a collect: nothing lies in it, the parents gather what went through.
+    pub(crate) gathers: bool,
 }
 
 struct Counts {
     admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
+    filtered: AtomicU64,
     latency: Recorder,
     /// When the pipeline was last empty and an item was admitted, and the items completed by then.
     began_ns: AtomicU64,
@@ -110,6 +143,9 @@ struct Counts {
     /// When, since then, as many items had been completed as may be in flight, and all of them.
     filled_ns: AtomicU64,
     fill: AtomicU64,
+    /// The last completion before the last admission.
+    fed_ns: AtomicU64,
+    fed_items: AtomicU64,
     last_ns: AtomicU64,
     bytes: AtomicU64,
     bytes_peak: AtomicU64,
@@ -121,11 +157,14 @@ impl Counts {
             admitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            filtered: AtomicU64::new(0),
             latency: Recorder::new(),
             began_ns: AtomicU64::new(0),
             began_items: AtomicU64::new(0),
             filled_ns: AtomicU64::new(0),
             fill: AtomicU64::new(0),
+            fed_ns: AtomicU64::new(0),
+            fed_items: AtomicU64::new(0),
             last_ns: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             bytes_peak: AtomicU64::new(0),
@@ -138,8 +177,10 @@ pub(crate) struct Wiring<P> {
     pub(crate) name: String,
     pub(crate) in_flight: usize,
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    pub(crate) joins: Vec<Join>,
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    pub(crate) listed: Vec<Option<usize>>,
+    pub(crate) child_bytes: usize,
     pub(crate) sinks: usize,
     pub(crate) sink_edges: Vec<SinkEdge>,
     pub(crate) actors: Vec<ActorCell<P>>,
@@ -162,6 +203,12 @@ impl Counts {
         self.fill.store(items + limit as u64, Ordering::Relaxed);
         self.began_items.store(items, Ordering::Relaxed);
         self.began_ns.store(at_ns.max(1), Ordering::Relaxed);
+    }
+
+    /// An item enters: what was completed so far was completed while the pipeline was fed.
+    fn feed(&self) {
+        self.fed_items.store(self.completed.load(Ordering::Acquire), Ordering::Relaxed);
+        self.fed_ns.store(load(&self.last_ns), Ordering::Relaxed);
     }
 
     fn mark(at_ns: &AtomicU64, items: &AtomicU64) -> Option<Mark> {
@@ -187,8 +234,10 @@ impl<P: 'static> Engine<P> {
             credits: Credits::new(wiring.in_flight),
             flight: Flight::default(),
             sources: wiring.sources,
-            joins: wiring.joins,
+            regions: wiring.regions,
             sink: wiring.sink,
+            listed: wiring.listed,
+            child_bytes: wiring.child_bytes,
             sinks: wiring.sinks,
             sink_edges: wiring.sink_edges,
             exits: Exits::new(wiring.actors.len()),
@@ -246,15 +295,19 @@ impl<P: 'static> Engine<P> {
         if alone {
             self.counts.begin(self.time(item.admitted), self.credits.limit());
         }
+        self.counts.feed();
         Ok(item)
     }
 
     /// Gives an item its result and its credit back; nobody sees the one without the other.
     pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
-        let failed = outcome.is_err();
+        let filtered = matches!(&outcome, Err(error) if error.is_filtered());
+        let failed = outcome.is_err() && !filtered;
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
                 self.count_result(item, failed || !first);
+                let filtered = filtered && first;
+                self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
                 self.credits.release()
             })
         });
@@ -269,7 +322,7 @@ impl<P: 'static> Engine<P> {
         let counts = &self.counts;
         counts.latency.record(nanos(at.saturating_duration_since(item.admitted)));
         counts.last_ns.fetch_max(now, Ordering::Relaxed);
-        if counts.completed.fetch_add(1, Ordering::Relaxed) + 1 == load(&counts.fill) {
+        if counts.completed.fetch_add(1, Ordering::Release) + 1 == load(&counts.fill) {
             counts.filled_ns.store(now, Ordering::Relaxed);
         }
         if failed {
@@ -286,10 +339,13 @@ impl<P: 'static> Engine<P> {
         }
     }
 
-    /// Counts `made` more bytes of an item. What it had at most so far is charged to the pipeline,
+    /// Counts `made` more bytes of an item, in the item of the source that it stands for. What it had at most so far is charged to the pipeline,
     /// so that a payload of the same size as the one before touches nothing that threads share.
     pub(crate) fn charge(&self, item: &Item<P>, made: u64) {
+        let item = item.root();
         let held = item.bytes.fetch_add(made, Ordering::Relaxed).wrapping_add(made);
+        // A batch holds payloads that were charged to the roots of its other members.
+        let held = held.cast_signed().max(0).cast_unsigned();
         if held <= item.bytes_peak.load(Ordering::Relaxed) {
             return;
         }
@@ -326,6 +382,9 @@ impl<P: 'static> Engine<P> {
         for lanes in &self.devices {
             lanes.interrupt();
         }
+        for (_, budget) in self.regions.iter().filter_map(|region| region.budget.as_ref()) {
+            budget.interrupt();
+        }
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -349,7 +408,7 @@ impl<P: 'static> Engine<P> {
                 giver: edge.giver(),
                 taker,
                 sent,
-                level: sent.saturating_sub(left),
+                level: left.map_or(0, |left| sent.saturating_sub(left)),
                 peak,
                 capacity: edge.capacity,
                 wait_sum_ns,
@@ -365,6 +424,12 @@ impl<P: 'static> Engine<P> {
                 busy_ns: nanos(busy),
             }
         });
+        let fan_outs = self.regions.iter().filter_map(|region| {
+            let (maker, budget) = region.budget.as_ref()?;
+            let (children, peak) = budget.level();
+            let actor = self.actors[*maker].name.to_string();
+            Some(FanOutStats { actor, children, peak, limit: budget.limit() })
+        });
         let detached = self.exits.left_behind();
         Stats {
             name: self.name.clone(),
@@ -375,9 +440,11 @@ impl<P: 'static> Engine<P> {
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
+            filtered: load(&self.counts.filtered),
             latency: self.counts.latency.snapshot(),
             began: Counts::mark(&self.counts.began_ns, &self.counts.began_items),
             filled: Counts::mark(&self.counts.filled_ns, &self.counts.fill),
+            fed: Counts::mark(&self.counts.fed_ns, &self.counts.fed_items),
             last: Counts::mark(&self.counts.last_ns, &self.counts.completed),
             // What a stop interrupted is dropped with the threads, and not counted down one by one.
             bytes_in_flight: if self.has_stopped() { 0 } else { load(&self.counts.bytes) },
@@ -385,12 +452,14 @@ impl<P: 'static> Engine<P> {
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
+            fan_outs: fan_outs.collect(),
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
     }
 
-    /// Of an edge: the actor that takes from it, the items that left it, the sum of their waits.
-    fn taken_from(&self, edge: usize) -> (Option<usize>, u64, u64) {
+    /// Of an edge: the actor that takes from it, the items that left it if they lie there at all, and
+    /// the sum of their waits.
+    fn taken_from(&self, edge: usize) -> (Option<usize>, Option<u64>, u64) {
         match self.edges[edge].taker {
             InPort::Actor { actor, .. } => {
                 let cell = &self.actors[actor];
@@ -398,11 +467,14 @@ impl<P: 'static> Engine<P> {
                 let ends_there = |other: &&EdgeCell| matches!(other.taker, InPort::Actor { actor: a, .. } if a == actor);
                 let place = self.edges[..edge].iter().filter(ends_there).count();
                 let waited = cell.waited_ns.get(place).map_or(0, load);
-                (Some(actor), load(&cell.meter.taken), waited)
+                let left = (!self.edges[edge].gathers).then(|| load(&cell.meter.taken));
+                (Some(actor), left, waited)
             }
             InPort::Sink(_) => {
                 let sink = self.sink_edges.iter().find(|sink| sink.edge == edge);
-                sink.map_or((None, 0, 0), |sink| (None, load(&sink.left), load(&sink.waited_ns)))
+                sink.map_or((None, None, 0), |sink| {
+                    (None, Some(load(&sink.left)), load(&sink.waited_ns))
+                })
             }
         }
     }
@@ -438,6 +510,7 @@ impl<P: Payload> Engine<P> {
         inputs: impl Iterator<Item = P>,
         at_ns: u64,
     ) {
+        self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
@@ -450,6 +523,13 @@ impl<P: Payload> Engine<P> {
     /// Injects an item that was admitted just now.
     pub(crate) fn enter_edges(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: Vec<P>) {
         self.inject(item, inputs.into_iter(), self.time(item.admitted));
+    }
+}
+
+impl<P> Engine<P> {
+    /// Announces items that are about to be sent into a region.
+    pub(crate) fn enters(&self, region: RegionId, items: usize) {
+        self.regions[region].entered.fetch_add(items as u64, Ordering::AcqRel);
     }
 }
 

@@ -23,6 +23,8 @@ impl Flags {
     pub(crate) const CANCEL: u32 = 8;
     /// The stage asked to be polled.
     pub(crate) const POLL: u32 = 16;
+    /// A batch of this actor is gone.
+    pub(crate) const ROOM: u32 = 1 << 8;
 
     pub(crate) fn raise(&self, flag: u32) {
         self.0.fetch_or(flag, Ordering::AcqRel);

@@ -43,6 +43,15 @@ impl<P> Cells<P> {
         self.sent[edge].store(at_ns.max(1), Ordering::Relaxed);
     }
 
+    /// Takes the stamp of `edge`; 0 if there is none. Only the taker of the item calls this.
+    pub(crate) fn unstamp(&self, edge: usize) -> u64 {
+        let stamp = self.stamped(edge);
+        if stamp > 0 {
+            self.sent[edge].store(0, Ordering::Relaxed);
+        }
+        stamp
+    }
+
     /// When the item was put onto `edge`; 0 if it was not.
     pub(crate) fn stamped(&self, edge: usize) -> u64 {
         self.sent[edge].load(Ordering::Relaxed)

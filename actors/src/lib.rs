@@ -53,19 +53,25 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+mod batch;
+mod budget;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
 mod credit;
+mod duty;
 mod edge;
 mod engine;
 mod error;
+mod flow;
+mod gather;
 mod histogram;
 mod inbox;
 mod item;
 mod join;
 mod lane;
 mod metrics;
+mod operator;
 mod options;
 mod outbox;
 mod overlap;
@@ -74,6 +80,7 @@ mod payload;
 mod pipeline;
 mod profile;
 mod prometheus;
+mod region;
 mod registry;
 mod sink;
 mod source;
@@ -98,9 +105,11 @@ pub mod protocol {}
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
+pub use flow::{Flow, Fork};
 pub use histogram::{Histogram, Percentiles};
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, Mark, PipelineState, Stats};
+pub use metrics::{ActorStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats};
+pub use operator::{Batching, Operator};
 pub use options::Options;
 pub use outbox::Outbox;
 pub use overlap::{ActorReport, DeviceReport, OverlapReport};

@@ -176,8 +176,10 @@ pub struct Stats {
     pub admitted: u64,
     /// Items with a result, value or error.
     pub completed: u64,
-    /// Those of them whose result is an error.
+    /// Those of them whose result is an error, but for the filtered ones.
     pub failed: u64,
+    /// Those of them that a filter took out.
+    pub filtered: u64,
     /// The times from admission to result of the completed items.
     pub latency: Histogram,
     /// When the pipeline was last empty and an item was admitted.
@@ -185,6 +187,8 @@ pub struct Stats {
     /// When, since then, as many items had been completed as may be in flight. From there on the
     /// pipeline is steady.
     pub filled: Option<Mark>,
+    /// The last completion before the last admission: after it, the pipeline only drains.
+    pub fed: Option<Mark>,
     /// The last completion.
     pub last: Option<Mark>,
     /// Bytes of payloads in flight. An item counts with the most that its payloads took together so
@@ -199,6 +203,8 @@ pub struct Stats {
     pub edges: Vec<EdgeStats>,
     /// The devices, in the order in which the actors name them.
     pub devices: Vec<DeviceStats>,
+    /// The fan-outs, in the order of the topology.
+    pub fan_outs: Vec<FanOutStats>,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
 }
@@ -230,12 +236,27 @@ impl Stats {
         self.began?.rate_to(self.last?)
     }
 
-    /// Items completed per second since the pipeline was filled, measured between two completions:
-    /// neither filling nor idleness is in it. `None` before there is one.
+    /// Items completed per second since the pipeline was filled and as long as it was fed, measured
+    /// between two completions: neither filling nor draining nor idleness is in it. `None` if nothing
+    /// was completed in between.
     #[must_use]
     pub fn steady_per_s(&self) -> Option<f64> {
-        self.filled?.rate_to(self.last?)
+        self.filled?.rate_to(self.fed?)
     }
+}
+
+/// The budget of a fan-out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FanOutStats {
+    /// The name of its actor.
+    pub actor: String,
+    /// Children that are in flight now.
+    pub children: usize,
+    /// The most that ever were.
+    pub peak: usize,
+    /// The most that may be: [`Options::children`](crate::Options::children).
+    pub limit: usize,
 }
 
 /// The figures of an actor. The four times add up to the time since the spawn.

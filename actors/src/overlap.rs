@@ -577,7 +577,7 @@ mod tests {
         let lanes = [("a", 1), ("b", 1)];
         let mut window = window(200, &[("a", 9), ("b", 1)], &lanes);
         window.steady_from = Some(Mark { items: 0, at_ns: 0 });
-        window.last = Some(Mark { items: 200, at_ns: 1_800_000_000 });
+        window.steady_to = Some(Mark { items: 200, at_ns: 1_800_000_000 });
         let report = OverlapReport::new(&window);
         assert!(report.steady);
         close(report.achieved, 1.0);

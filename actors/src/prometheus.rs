@@ -74,7 +74,7 @@ impl Page {
 
     fn pipelines(&mut self, pipelines: &[Stats]) {
         type Row = (&'static str, &'static str, &'static str, fn(&Stats) -> String);
-        let rows: [Row; 9] = [
+        let rows: [Row; 10] = [
             ("uptime_seconds", "gauge", "Time since the pipeline was spawned.", |s| {
                 seconds(s.uptime_ns)
             }),
@@ -88,6 +88,9 @@ impl Page {
             }),
             ("items_failed_total", "counter", "Items whose result is an error.", |s| {
                 s.failed.to_string()
+            }),
+            ("items_filtered_total", "counter", "Items that a filter took out.", |s| {
+                s.filtered.to_string()
             }),
             ("in_flight_bytes", "gauge", "Bytes of payloads in flight.", |s| {
                 s.bytes_in_flight.to_string()

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::{BuildError, ItemError};
+use crate::operator::Role;
+use crate::region::{self, Regions};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::sync::Arc;
 
@@ -86,6 +88,7 @@ pub struct Topology<P> {
     pub(crate) lanes: Vec<(String, usize)>,
     /// Actors on the longest way from a source to a sink.
     pub(crate) depth: usize,
+    pub(crate) regions: Regions,
 }
 
 pub(crate) struct ActorSpec<P> {
@@ -94,6 +97,8 @@ pub(crate) struct ActorSpec<P> {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) factory: Factory<P>,
+    /// What it does with numbers, beside computing.
+    pub(crate) role: Role<P>,
     /// The most actors that can follow on the way to the sink.
     pub(crate) height: usize,
 }
@@ -196,9 +201,16 @@ impl<P> TopologyBuilder<P> {
             inputs,
             outputs,
             factory: Box::new(factory),
+            role: Role::Plain,
             height: 0,
         });
         ActorId(self.actors.len() - 1)
+    }
+
+    pub(crate) fn give_role(&mut self, actor: ActorId, role: Role<P>) {
+        if let Some(spec) = self.actors.get_mut(actor.0) {
+            spec.role = role;
+        }
     }
 
     /// Says how many lanes `device` has; 1 where nothing is said.
@@ -267,7 +279,9 @@ impl<P> TopologyBuilder<P> {
         for (actor, height) in actors.iter_mut().zip(heights) {
             actor.height = height;
         }
-        Ok(Topology { sources, sinks, actors, edges, lanes, depth })
+        let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
+        let regions = region::infer(&actors, &edges, &words)?;
+        Ok(Topology { sources, sinks, actors, edges, lanes, depth, regions })
     }
 }
 

@@ -128,7 +128,8 @@ impl Trace {
     /// The trace in the Chrome trace format, which Perfetto opens: one lane per actor, one flow arrow
     /// per item from actor to actor, one counter per edge (the items that lie in it) and one for the
     /// items in flight. The number of dropped events is in `otherData`; what misses its other half
-    /// because of that is in no counter.
+    /// because of that is in no counter. An item that fans out, or is batched, counts once on each edge
+    /// that its parts take, as long as one of them may lie there.
     #[must_use]
     pub fn to_chrome_json(&self) -> String {
         let mut json = String::from("{\"displayTimeUnit\":\"ms\",\"otherData\":{\"pipeline\":");
@@ -179,9 +180,9 @@ impl Trace {
                 );
             }
         }
-        let places = self.places();
+        let firings = self.firings();
         for edge in &self.edges {
-            let stays = self.items.iter().filter_map(|item| self.stay(edge, item, &places));
+            let stays = self.items.iter().filter_map(|item| self.stay(edge, item, &firings));
             counter(&mut json, &format!("level: {}", edge.name), stays);
         }
         let flights = self.items.iter().map(|item| (item.admitted_ns, item.completed_ns));
@@ -190,9 +191,17 @@ impl Trace {
         json
     }
 
-    /// Where the firing of an actor for an item stands in the events.
-    fn places(&self) -> HashMap<(usize, u64), &TraceEvent> {
-        self.events.iter().map(|event| ((event.actor, event.seq), event)).collect()
+    /// For each actor and item, when its first firing ended and when its last one started: children
+    /// and batches have the number of their item.
+    fn firings(&self) -> HashMap<(usize, u64), (u64, u64)> {
+        let mut firings = HashMap::new();
+        for event in &self.events {
+            let known = firings.entry((event.actor, event.seq));
+            let (ended, started) = known.or_insert((event.end_ns, event.start_ns));
+            *ended = event.end_ns.min(*ended);
+            *started = event.start_ns.max(*started);
+        }
+        firings
     }
 
     /// When an item was put onto an edge, and when it left it, as far as the events tell. An item
@@ -201,14 +210,14 @@ impl Trace {
         &self,
         edge: &TraceEdge,
         item: &TraceItem,
-        places: &HashMap<(usize, u64), &TraceEvent>,
+        firings: &HashMap<(usize, u64), (u64, u64)>,
     ) -> Option<(u64, Option<u64>)> {
         let entered = match edge.from {
             None => item.admitted_ns,
-            Some(actor) => places.get(&(actor, item.seq))?.end_ns,
+            Some(actor) => firings.get(&(actor, item.seq))?.0,
         };
-        let taken = edge.to.and_then(|actor| places.get(&(actor, item.seq)));
-        let left = taken.map(|event| event.start_ns).or(item.completed_ns);
+        let taken = edge.to.and_then(|actor| firings.get(&(actor, item.seq)));
+        let left = taken.map(|(_, started)| *started).or(item.completed_ns);
         Some((entered, left.map(|left| left.max(entered))))
     }
 }

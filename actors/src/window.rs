@@ -44,8 +44,8 @@ pub struct Window {
     pub in_flight_limit: usize,
     /// From where on the pipeline was steady: filled, and not idle since.
     pub steady_from: Option<Mark>,
-    /// The last completion.
-    pub last: Option<Mark>,
+    /// Until when: the last completion before the last admission.
+    pub steady_to: Option<Mark>,
     /// The times from admission to result.
     pub latency: Histogram,
     /// The actors, in the order of the topology. Their phases add up to `wall_ns`.
@@ -70,7 +70,7 @@ impl Stats {
             failed: self.failed.saturating_sub(earlier.failed),
             in_flight_limit: self.in_flight_limit,
             steady_from: self.steady_since(earlier),
-            last: self.last,
+            steady_to: self.fed,
             latency: self.latency.since(&earlier.latency),
             actors: actors.map(|(n, now)| actor_since(now, earlier.actors.get(n))).collect(),
             edges: edges.map(|(n, now)| edge_since(now, earlier.edges.get(n))).collect(),
@@ -108,11 +108,11 @@ impl Window {
         if self.wall_ns == 0 { 0.0 } else { self.items as f64 * 1e9 / self.wall_ns as f64 }
     }
 
-    /// Items completed per second while the pipeline was filled, measured from completion to
-    /// completion. `None` if it was not filled, or nothing was completed since.
+    /// Items completed per second while the pipeline was filled and fed, measured from completion to
+    /// completion. `None` if it was not filled, or nothing was completed since while it was fed.
     #[must_use]
     pub fn steady_per_s(&self) -> Option<f64> {
-        self.steady_from?.rate_to(self.last?)
+        self.steady_from?.rate_to(self.steady_to?)
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn steady_begins_at_the_fill_or_at_the_earlier_snapshot_and_never_before_idleness() {
-        let at = |filled: Option<Mark>, last| Stats { filled, last, ..Stats::default() };
+        let at = |filled: Option<Mark>, last| Stats { filled, last, fed: last, ..Stats::default() };
         let later = at(Some(mark(4, 100)), Some(mark(24, 1100)));
         assert_eq!(later.steady_per_s(), Some(2e7));
         assert_eq!(later.since_spawn().steady_per_s(), Some(2e7));

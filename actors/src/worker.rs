@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::batch::{Held, Live};
+use crate::duty::is_retried;
 use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
 use crate::error::{ErrorKind, ItemError};
@@ -12,12 +14,13 @@ use crate::join::Join;
 use crate::lane::Grant;
 use crate::metrics::{Phase, PipelineState};
 use crate::outbox::{Closed, Outbox};
-use crate::packet::{Firing, Message};
+use crate::packet::{Delivery, Firing, Message};
 use crate::payload::Payload;
+use crate::region::RegionId;
 use crate::spans::{self, FiringSpan};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, build, guarded};
-use crate::sync::{Arc, Ordering, Sender, thread};
+use crate::sync::{Arc, Ordering, Sender, lock, thread};
 
 /// What an actor thread is started with.
 pub(crate) struct Seed<P> {
@@ -35,16 +38,62 @@ pub(crate) struct Seed<P> {
     pub(crate) done: Option<usize>,
     pub(crate) factory: Factory<P>,
     pub(crate) policy: RestartPolicy,
+    pub(crate) duty: Duty<P>,
+}
+
+/// What an actor does with items, beside computing.
+pub(crate) enum Duty<P> {
+    Plain,
+    /// Gives children in `region`.
+    FlatMap {
+        region: RegionId,
+    },
+    /// Takes the list of a parent's children.
+    Collect {
+        slot: usize,
+    },
+    /// Gives batches in `region`.
+    Batch(Box<Batcher<P>>),
+    /// Takes batches of `region`; sends those that are to be tried again to their maker.
+    Unbatch {
+        region: RegionId,
+        retry: Option<Sender<Message<P>>>,
+    },
+    /// Takes the lowest port that holds a payload.
+    Merge,
+}
+
+/// The side of a batching actor that holds members back.
+pub(crate) struct Batcher<P> {
+    pub(crate) held: Held<P>,
+    pub(crate) live: Arc<Live>,
+    /// Alive batches below which the actors behind are short of work.
+    pub(crate) enough: usize,
+    /// The region of the members, and that of the batches.
+    pub(crate) takes: RegionId,
+    pub(crate) region: RegionId,
+    /// Items that have come so far.
+    pub(crate) arrived: u64,
 }
 
 /// An item that arrived in full.
-struct Work<P> {
-    item: Arc<Item<P>>,
-    inputs: Result<Vec<P>, ItemError>,
+pub(crate) struct Work<P> {
+    pub(crate) item: Arc<Item<P>>,
+    pub(crate) inputs: Result<Vec<P>, ItemError>,
+    /// What became of the item's children, for a collect.
+    pub(crate) children: Vec<Delivery<P>>,
 }
 
-fn bytes<P: Payload>(payloads: &[P]) -> u64 {
+pub(crate) fn bytes<P: Payload>(payloads: &[P]) -> u64 {
     payloads.iter().map(|payload| payload.bytes() as u64).sum()
+}
+
+impl<P: Payload> Work<P> {
+    fn bytes(&self) -> u64 {
+        let children = self.children.iter().flatten();
+        let children: u64 = children.map(|payload| payload.bytes() as u64).sum();
+        children + self.inputs.as_ref().map_or(0, |inputs| bytes(inputs))
+    }
 }
 
 /// What became of an attempt to fire.
@@ -57,13 +106,13 @@ enum Fired<P> {
     Down(ItemError),
 }
 
-struct Actor<P> {
-    seed: Seed<P>,
+pub(crate) struct Actor<P> {
+    pub(crate) seed: Seed<P>,
     stage: Option<Box<dyn Stage<P>>>,
-    outbox: Outbox<P>,
+    pub(crate) outbox: Outbox<P>,
     slots: usize,
     /// Taken out of the inbox while no slot was free.
-    backlog: VecDeque<Work<P>>,
+    pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
 }
@@ -90,10 +139,11 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     let _exit = Exit(Arc::clone(&seed.engine), me);
     seed.engine.exits().started(me);
     let outputs = seed.routes.len();
+    let lists = matches!(seed.duty, Duty::FlatMap { .. } | Duty::Unbatch { .. });
     let mut actor = Actor {
         seed,
         stage: None,
-        outbox: Outbox::new(outputs),
+        outbox: Outbox::new(outputs, lists),
         slots: 1,
         backlog: VecDeque::new(),
         restarts: Restarts::default(),
@@ -109,11 +159,11 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
 }
 
 impl<P: Payload> Actor<P> {
-    fn cell(&self) -> &ActorCell<P> {
+    pub(crate) fn cell(&self) -> &ActorCell<P> {
         &self.seed.engine.actors[self.seed.me]
     }
 
-    fn stopped(&self) -> bool {
+    pub(crate) fn stopped(&self) -> bool {
         self.cell().bell.flags.is_raised(Flags::STOP)
     }
 
@@ -130,6 +180,10 @@ impl<P: Payload> Actor<P> {
         self.attempt += 1;
         let stage = build(&mut self.seed.factory, context)?;
         self.slots = guarded("`slots`", || Ok(stage.slots()))?.max(1);
+        if matches!(self.seed.duty, Duty::FlatMap { .. }) {
+            // It waits for its budget between two firings, and must hold no lane then.
+            self.slots = 1;
+        }
         self.stage = Some(stage);
         Ok(())
     }
@@ -163,6 +217,7 @@ impl<P: Payload> Actor<P> {
             spans::restarted(&self.cell().name, self.attempt);
             self.build()?;
         }
+        self.flush_batches();
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
             let Some(work) = self.backlog.pop_front() else {
                 break;
@@ -236,7 +291,11 @@ impl<P: Payload> Actor<P> {
                 }
                 let open = self.outbox.firings().iter();
                 let pending = open.filter(|firing| !firing.cancelled);
-                let deadline = pending.filter_map(|firing| firing.item.deadline).min();
+                let due = match &self.seed.duty {
+                    Duty::Batch(batcher) => batcher.held.deadline(),
+                    _ => None,
+                };
+                let deadline = pending.filter_map(|firing| firing.item.deadline).chain(due).min();
                 let next = self.seed.inbox.next(deadline);
                 if self.outbox.count() == 0 {
                     self.cell().meter.enter(Phase::Other);
@@ -252,6 +311,7 @@ impl<P: Payload> Actor<P> {
     /// Gathers the inputs of an item that arrived.
     fn take_in(&mut self, message: Message<P>) {
         let mut inputs = self.outbox.inputs();
+        let mut children = Vec::new();
         let (item, error) = match message {
             Message::Packet(item, Ok(payload)) => {
                 inputs.push(payload);
@@ -259,35 +319,80 @@ impl<P: Payload> Actor<P> {
             }
             Message::Packet(item, Err(error)) => (item, Some(error)),
             Message::Ready(item) => {
-                let mut errors = Vec::new();
-                if let Some(join) = self.seed.join {
-                    for port in 0..join.ports {
-                        match item.cells.take(join, port) {
-                            Some(Ok(payload)) => inputs.push(payload),
-                            Some(Err(error)) => errors.push(error),
-                            None => {}
+                let error = match self.seed.duty {
+                    Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
+                        Ok(list) => {
+                            children = list;
+                            None
                         }
-                    }
-                }
-                (item, ItemError::join(errors))
+                        Err(fault) => Some(fault),
+                    },
+                    Duty::Merge => self.choose(&item, &mut inputs),
+                    _ => self.match_ports(&item, &mut inputs),
+                };
+                (item, error)
             }
+            Message::Retry(batch) => return self.retry(&batch),
             Message::Wake => return,
         };
         let inputs = match error {
             None => Ok(inputs),
             Some(error) => {
-                item.bytes.fetch_sub(bytes(&inputs), Ordering::Relaxed);
+                item.discharge(bytes(&inputs));
                 self.outbox.recycle(inputs);
                 Err(error)
             }
         };
-        self.backlog.push_back(Work { item, inputs });
+        if matches!(self.seed.duty, Duty::Batch(_)) {
+            self.admit_member(item, inputs);
+        } else {
+            self.backlog.push_back(Work { item, inputs, children });
+        }
+    }
+
+    /// Takes what every port of a join holds.
+    fn match_ports(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
+        let join = self.seed.join?;
+        let mut errors = Vec::new();
+        for port in 0..join.ports {
+            match item.cells.take(join, port) {
+                Some(Ok(payload)) => inputs.push(payload),
+                Some(Err(error)) => errors.push(error),
+                None => {}
+            }
+        }
+        ItemError::join(errors)
+    }
+
+    /// Takes the payload of the lowest port that holds one, unless a port failed.
+    fn choose(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
+        let error = self.match_ports(item, inputs);
+        if let Some(error) = error
+            && (inputs.is_empty() || !error.is_filtered())
+        {
+            return Some(error);
+        }
+        inputs.truncate(1);
+        None
     }
 
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
-            self.pass(&work, error);
+            work.item.discharge(work.bytes());
+            self.pass(&work.item, error);
+            return Fired::Yes;
+        }
+        if matches!(self.seed.duty, Duty::Merge) {
+            let now = Instant::now();
+            self.leave_edges(&work.item, now);
+            let (at, bytes) = (self.seed.engine.time(now), work.bytes());
+            self.cell().meter.fired(Duration::ZERO, false);
+            for payload in work.inputs.into_iter().flatten() {
+                self.send(&work.item, 0, payload, at);
+            }
+            work.item.discharge(bytes);
+            self.report_done(&work.item, None);
             return Fired::Yes;
         }
         let seq = work.item.seq;
@@ -305,23 +410,27 @@ impl<P: Payload> Actor<P> {
                     let device = &lane.lanes.device;
                     let message =
                         format!("no lane of device `{device}` is left: stuck threads hold them");
-                    self.pass(&work, ItemError::new(ErrorKind::StageDown, message));
+                    work.item.discharge(work.bytes());
+                    self.pass(&work.item, ItemError::new(ErrorKind::StageDown, message));
                     return Fired::Yes;
                 }
             }
             if let Some(error) = work.item.skip() {
                 lane.release();
-                self.pass(&work, error);
+                work.item.discharge(work.bytes());
+                self.pass(&work.item, error);
                 return Fired::Yes;
             }
         }
         let started = self.cell().meter.enter(Phase::Busy);
         self.leave_edges(&work.item, started);
+        let bytes = work.bytes();
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
-        let bytes = bytes(&inputs);
         let firing = Firing {
             seq,
             inputs,
+            children: work.children,
+            members: item.members().len().max(1),
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
@@ -342,32 +451,44 @@ impl<P: Payload> Actor<P> {
     }
 
     /// Passes an item on as an error without computing it.
-    fn pass(&self, work: &Work<P>, error: ItemError) {
+    pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, error: ItemError) {
         let now = Instant::now();
-        let item = &work.item;
         self.leave_edges(item, now);
-        if let Ok(inputs) = &work.inputs {
-            item.bytes.fetch_sub(bytes(inputs), Ordering::Relaxed);
-        }
         spans::dropped(&self.cell().name, item.seq, &error);
         self.cell().meter.skipped();
         self.forward_error(item, error, now);
     }
 
-    /// Counts an item as gone from the edges that end here.
+    /// Counts an item as gone from the edges that end here: a batch that was made here counts for its
+    /// members, and what never lay in them does not count.
     fn leave_edges(&self, item: &Item<P>, at: Instant) {
-        let cell = self.cell();
         let now = self.seed.engine.time(at);
-        cell.meter.taken.fetch_add(1, Ordering::Relaxed);
+        match &self.seed.duty {
+            Duty::Batch(batcher) if item.region == batcher.region => {
+                item.members().iter().for_each(|member| self.leave(member, now));
+            }
+            _ => self.leave(item, now),
+        }
+    }
+
+    fn leave(&self, item: &Item<P>, now: u64) {
+        let cell = self.cell();
+        let mut lay_there = false;
         for (edge, waited) in self.seed.arrivals.iter().zip(&cell.waited_ns) {
-            let since = item.cells.stamped(*edge);
-            waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+            let since = item.cells.unstamp(*edge);
+            if since > 0 {
+                lay_there = true;
+                waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+            }
+        }
+        if lay_there {
+            cell.meter.taken.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, bytes, outcome } = closed;
+        let Closed { item, started, bytes, outcome, lists } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -376,42 +497,91 @@ impl<P: Payload> Actor<P> {
         } else {
             Instant::now()
         };
-        cell.meter.fired(ended.saturating_duration_since(started), outcome.is_err());
+        let failed = matches!(&outcome, Err(error) if !error.is_filtered());
+        cell.meter.fired(ended.saturating_duration_since(started), failed);
         let engine = &self.seed.engine;
         let at = engine.time(ended);
         cell.ring.record(item.seq.number(), engine.time(started), at);
-        match outcome {
-            Ok(mut outputs) => {
-                let made = self.seed.routes.iter().zip(&outputs).map(|(targets, payload)| {
-                    payload.as_ref().map_or(0, |payload| (targets.len() * payload.bytes()) as u64)
-                });
-                engine.charge(&item, made.sum());
-                item.bytes.fetch_sub(bytes, Ordering::Relaxed);
-                for (targets, payload) in self.seed.routes.iter().zip(outputs.drain(..)) {
+        let mut outputs = match outcome {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                item.discharge(bytes);
+                return self.forward_error(&item, error, ended);
+            }
+        };
+        match &self.seed.duty {
+            Duty::FlatMap { region } => self.fan_out(*region, &item, lists, at),
+            Duty::Unbatch { .. } => self.unbatch(&item, lists, at),
+            duty => {
+                if let Duty::Batch(batcher) = duty {
+                    engine.enters(batcher.region, 1);
+                }
+                for (port, payload) in outputs.drain(..).enumerate() {
                     if let Some(payload) = payload {
-                        engine.send(targets, &item, payload, at);
+                        self.send(&item, port, payload, at);
                     }
                 }
-                if let Some(port) = self.seed.done {
-                    engine.done(port, &item, None);
+                self.report_done(&item, None);
+            }
+        }
+        // Its outputs lay there beside its inputs.
+        item.discharge(bytes);
+        self.outbox.recycle_outputs(outputs);
+    }
+
+    /// Sends an item on as an error, in the way of the actor's duty.
+    fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError, at: Instant) {
+        let error = item.blame(error, &self.cell().name);
+        let engine = &self.seed.engine;
+        let at = engine.time(at);
+        match &self.seed.duty {
+            Duty::FlatMap { region } if self.seed.done.is_none() => {
+                engine.end_children(*region, item, 0, Some(&error));
+            }
+            Duty::Batch(batcher) if item.region == batcher.region => {
+                if batcher.held.retries() && is_retried(item, &error) {
+                    return self.retry(item);
                 }
-                self.outbox.recycle_outputs(outputs);
+                for member in item.members() {
+                    let error = error.clone().at(None, member.seq);
+                    engine.bypass(batcher.region, member, &error);
+                }
             }
-            Err(error) => {
-                item.bytes.fetch_sub(bytes, Ordering::Relaxed);
-                self.forward_error(&item, error, ended);
+            Duty::Batch(batcher) => engine.bypass(batcher.region, item, &error),
+            Duty::Unbatch { region, retry } if item.region == *region => {
+                if let Some(maker) = retry
+                    && is_retried(item, &error)
+                {
+                    // It makes room for its members in the inbox that they came through.
+                    let _ = maker.send(Message::Retry(Arc::clone(item)));
+                    return;
+                }
+                for member in item.members() {
+                    self.send_error(member, &error.clone().at(None, member.seq), at);
+                }
             }
+            _ => self.send_error(item, &error, at),
         }
     }
 
-    fn forward_error(&self, item: &Arc<Item<P>>, error: ItemError, at: Instant) {
-        let error = error.at(Some(&self.cell().name), item.seq);
-        let engine = &self.seed.engine;
-        for targets in &self.seed.routes {
-            engine.send_error(targets, item, &error, engine.time(at));
+    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
+        if let Some(targets) = self.seed.routes.get(port) {
+            let engine = &self.seed.engine;
+            engine.charge(item, (targets.len() * payload.bytes()) as u64);
+            engine.send(targets, item, payload, at_ns);
         }
+    }
+
+    pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError, at_ns: u64) {
+        for targets in &self.seed.routes {
+            self.seed.engine.send_error(targets, item, error, at_ns);
+        }
+        self.report_done(item, Some(error));
+    }
+
+    pub(crate) fn report_done(&self, item: &Arc<Item<P>>, error: Option<&ItemError>) {
         if let Some(port) = self.seed.done {
-            engine.done(port, item, Some(error));
+            self.seed.engine.done(port, item, error.cloned());
         }
     }
 

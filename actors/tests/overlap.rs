@@ -138,7 +138,7 @@ fn scenario_16_overlap_is_what_was_measured_and_not_what_was_configured() {
         let one_device = chain_on((0..3).map(|_| sleepy(3 * MS)).collect(), |_| "cpu".into());
         let (counted, traced) = run(one_device, 8);
         assert!(!counted.overlapped && !traced.overlapped, "{counted}{traced}");
-        assert!(counted.speed_up.unwrap() <= 1.02, "{counted}");
+        assert!(counted.speed_up.unwrap() <= 1.05, "{counted}");
         tried(|| {
             let (counted, traced) = run(equal(3, 3 * MS), 6);
             for report in [&counted, &traced] {
