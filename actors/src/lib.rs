@@ -91,6 +91,7 @@ mod state;
 mod stream;
 mod supervise;
 mod sync;
+pub mod synthetic;
 mod system;
 mod ticket;
 mod timeline;
