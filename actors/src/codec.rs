@@ -390,16 +390,17 @@ mod tests {
             uptime_ns: 5,
             in_flight: 1,
             in_flight_limit: 2,
+            admission: Default::default(),
             admitted: 3,
             completed: 2,
             failed: 1,
             filtered: 1,
             latency: latency.clone(),
+            first: None,
             began: Some(Mark { items: 0, at_ns: 1 }),
             filled: None,
             fed: None,
             last: Some(Mark { items: 2, at_ns: 4 }),
-            bytes_peak: 7,
             actors: vec![ActorStats { name: "a".into(), ..ActorStats::default() }],
             edges: vec![EdgeStats { taker: Some(0), ..EdgeStats::default() }],
             devices: vec![DeviceStats {
@@ -410,6 +411,8 @@ mod tests {
                 busy_ns: 4,
             }],
             fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
+            stalls: vec![],
+            stall_count: 0,
             detached: vec!["a".into()],
             ..Stats::default()
         };

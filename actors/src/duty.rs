@@ -9,7 +9,7 @@ use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::supervise::guarded;
 use crate::sync::{Arc, Ordering, lock};
-use crate::worker::{Actor, Duty, Work, bytes};
+use crate::worker::{Actor, Duty, Work};
 
 impl<P: Payload> Actor<P> {
     /// Makes the children of an item and sends them, as the budget allows; then says at every end of
@@ -93,9 +93,6 @@ impl<P: Payload> Actor<P> {
             return;
         };
         batcher.arrived += 1;
-        if let (Ok(inputs), Some(_)) = (&inputs, &skip) {
-            item.discharge(bytes(inputs));
-        }
         let keyed = match (inputs, skip) {
             (Err(error), _) | (Ok(_), Some(error)) => Err(error),
             (Ok(inputs), None) => match inputs.into_iter().next() {
@@ -144,10 +141,7 @@ impl<P: Payload> Actor<P> {
         let mut inputs = self.outbox.inputs();
         for (member, payload) in members {
             match member.skip() {
-                Some(error) => {
-                    member.discharge(payload.bytes() as u64);
-                    self.pass(&member, error);
-                }
+                Some(error) => self.pass(&member, error),
                 None => {
                     items.push(member);
                     inputs.push(payload);
@@ -167,12 +161,7 @@ impl<P: Payload> Actor<P> {
         };
         let shape = &self.seed.engine.regions[batcher.region].shape;
         let item = Item::batch(items, kept, batcher.region, shape, &batcher.live);
-        // What the members brought is the batch's now.
-        for (member, payload) in item.members().iter().zip(&inputs) {
-            member.discharge(payload.bytes() as u64);
-        }
-        self.seed.engine.charge(&item, bytes(&inputs));
-        self.backlog.push_back(Work { item, inputs: Ok(inputs), children: Vec::new() });
+        self.backlog.push_back(Work { item, inputs: Ok(inputs), children: Vec::new(), tries: 0 });
     }
 
     /// Makes a batch of each member of a batch that failed.
@@ -182,7 +171,6 @@ impl<P: Payload> Actor<P> {
         };
         let kept = std::mem::take(&mut *lock(kept));
         for (member, payload) in members.iter().zip(kept) {
-            self.seed.engine.charge(member, payload.bytes() as u64);
             self.make_batch(vec![(Arc::clone(member), payload)]);
         }
     }

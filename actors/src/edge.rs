@@ -39,6 +39,11 @@ impl<P: Payload> Engine<P> {
         at_ns: u64,
     ) {
         if let Some((last, rest)) = to.split_last() {
+            if self.credits.weighs() {
+                // Every taker holds a handle, and gives it back on its own.
+                let bytes = payload.bytes().saturating_mul(to.len());
+                self.hold_bytes(item, bytes);
+            }
             for target in rest {
                 self.deliver(target, item, Ok(payload.share()), at_ns);
             }

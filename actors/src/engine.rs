@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::budget::Budget;
-use crate::credit::Credits;
+use crate::credit::{Bounds, Credits, Wakeups};
+use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::histogram::Recorder;
@@ -17,20 +18,36 @@ use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
 use crate::metrics::{
-    ActorStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Mark, Meter, PipelineState, Stats,
+    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Mark, Meter,
+    PipelineState, Stats,
 };
 use crate::packet::{Message, Seq};
 use crate::payload::Payload;
+use crate::queue::Queue;
 use crate::region::{ROOT, RegionId};
 use crate::spans;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until};
+use crate::sync::{
+    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until,
+};
 use crate::topology::{InPort, OutPort};
 use crate::trace::{Ring, Trace, TraceActor, TraceEdge};
+use crate::watch::Watch;
+use crate::weight::Total;
 
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
     pub(crate) credits: Credits,
+    /// The most items that may ever be in flight: what inboxes have room for.
+    pub(crate) capacity: usize,
+    pub(crate) queue: Queue<P>,
+    /// The bytes in flight, if they are budgeted.
+    pub(crate) bytes: Total,
+    byte_budget: Option<usize>,
+    pub(crate) ways: Ways,
+    /// Adapts the number in flight, if that was asked for.
+    tuner: Option<Tuner>,
+    pub(crate) watch: Option<Watch>,
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
@@ -90,6 +107,8 @@ pub(crate) struct ActorCell<P> {
     /// For each edge that ends here, the sum of the times that items lay in it.
     pub(crate) waited_ns: Box<[AtomicU64]>,
     pub(crate) lane: LaneHold,
+    /// Firings that its stage takes at a time.
+    pub(crate) slots: AtomicUsize,
 }
 
 /// The account of an edge into the sink.
@@ -137,6 +156,10 @@ struct Counts {
     failed: AtomicU64,
     filtered: AtomicU64,
     latency: Recorder,
+    /// Results of items that were never let in: they are no throughput.
+    turned_away: AtomicU64,
+    /// When the first item was admitted.
+    first_ns: AtomicU64,
     /// When the pipeline was last empty and an item was admitted, and the items completed by then.
     began_ns: AtomicU64,
     began_items: AtomicU64,
@@ -147,8 +170,6 @@ struct Counts {
     fed_ns: AtomicU64,
     fed_items: AtomicU64,
     last_ns: AtomicU64,
-    bytes: AtomicU64,
-    bytes_peak: AtomicU64,
 }
 
 impl Counts {
@@ -159,6 +180,8 @@ impl Counts {
             failed: AtomicU64::new(0),
             filtered: AtomicU64::new(0),
             latency: Recorder::new(),
+            turned_away: AtomicU64::new(0),
+            first_ns: AtomicU64::new(0),
             began_ns: AtomicU64::new(0),
             began_items: AtomicU64::new(0),
             filled_ns: AtomicU64::new(0),
@@ -166,8 +189,6 @@ impl Counts {
             fed_ns: AtomicU64::new(0),
             fed_items: AtomicU64::new(0),
             last_ns: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            bytes_peak: AtomicU64::new(0),
         }
     }
 }
@@ -175,7 +196,12 @@ impl Counts {
 /// The parts of an engine that the spawn wires up.
 pub(crate) struct Wiring<P> {
     pub(crate) name: String,
-    pub(crate) in_flight: usize,
+    pub(crate) bounds: Bounds,
+    pub(crate) capacity: usize,
+    pub(crate) queue: Queue<P>,
+    pub(crate) ways: Ways,
+    pub(crate) tuner: Option<Tuner>,
+    pub(crate) watch: Option<Watch>,
     pub(crate) sources: Vec<Vec<Target<P>>>,
     pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
@@ -196,24 +222,31 @@ fn load(count: &AtomicU64) -> u64 {
 }
 
 impl Counts {
-    /// An item enters an empty pipeline, which as many completions as `limit` will have filled.
-    fn begin(&self, at_ns: u64, limit: usize) {
-        let items = load(&self.completed);
-        self.filled_ns.store(0, Ordering::Relaxed);
-        self.fill.store(items + limit as u64, Ordering::Relaxed);
-        self.began_items.store(items, Ordering::Relaxed);
-        self.began_ns.store(at_ns.max(1), Ordering::Relaxed);
+    /// Items that came through.
+    fn through(&self) -> u64 {
+        self.completed.load(Ordering::Acquire).saturating_sub(load(&self.turned_away))
     }
 
-    /// An item enters: what was completed so far was completed while the pipeline was fed.
-    fn feed(&self) {
-        self.fed_items.store(self.completed.load(Ordering::Acquire), Ordering::Relaxed);
+    /// An item enters, into an empty pipeline or not, which as many completions as `limit` will have
+    /// filled. What was completed so far was completed while the pipeline was fed.
+    fn feed(&self, alone: bool, at_ns: u64, limit: usize) {
+        let items = self.through();
+        if alone {
+            self.filled_ns.store(0, Ordering::Relaxed);
+            self.fill.store(items + limit as u64, Ordering::Relaxed);
+            self.began_items.store(items, Ordering::Relaxed);
+            self.began_ns.store(at_ns.max(1), Ordering::Relaxed);
+            if load(&self.first_ns) == 0 {
+                self.first_ns.store(at_ns.max(1), Ordering::Relaxed);
+            }
+        }
+        self.fed_items.store(items, Ordering::Relaxed);
         self.fed_ns.store(load(&self.last_ns), Ordering::Relaxed);
     }
 
-    fn mark(at_ns: &AtomicU64, items: &AtomicU64) -> Option<Mark> {
+    fn mark(at_ns: &AtomicU64, items: u64) -> Option<Mark> {
         let at_ns = load(at_ns);
-        (at_ns > 0).then(|| Mark { items: load(items), at_ns })
+        (at_ns > 0).then_some(Mark { items, at_ns })
     }
 }
 
@@ -231,7 +264,14 @@ impl<P: 'static> Engine<P> {
         Self {
             name: wiring.name,
             origin: wiring.origin,
-            credits: Credits::new(wiring.in_flight),
+            credits: Credits::new(wiring.bounds),
+            capacity: wiring.capacity,
+            queue: wiring.queue,
+            bytes: Total::default(),
+            byte_budget: wiring.bounds.bytes,
+            ways: wiring.ways,
+            tuner: wiring.tuner,
+            watch: wiring.watch,
             flight: Flight::default(),
             sources: wiring.sources,
             regions: wiring.regions,
@@ -292,28 +332,41 @@ impl<P: 'static> Engine<P> {
     ) -> Result<Arc<Item<P>>, ItemError> {
         let (item, alone) = self.flight.insert(make)?;
         self.counts.admitted.fetch_add(1, Ordering::Relaxed);
-        if alone {
-            self.counts.begin(self.time(item.admitted), self.credits.limit());
-        }
-        self.counts.feed();
+        self.counts.feed(alone, self.time(item.admitted), self.credits.limit());
         Ok(item)
     }
 
-    /// Gives an item its result and its credit back; nobody sees the one without the other.
-    pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
+    /// Gives an item its result and its credit back; nobody sees the one without the other. Gives
+    /// the wakers of who waited for either.
+    fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> Option<Wakeups> {
+        let complete = outcome.is_ok();
         let filtered = matches!(&outcome, Err(error) if error.is_filtered());
-        let failed = outcome.is_err() && !filtered;
+        let failed = !complete && !filtered;
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
                 self.count_result(item, failed || !first);
                 let filtered = filtered && first;
                 self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
-                self.credits.release()
+                let charge = if self.credits.weighs() {
+                    item.weight.retire(complete && first, &self.bytes, &self.credits)
+                } else {
+                    0
+                };
+                self.credits.release(charge)
             })
         });
-        if let Some(wakeups) = wakeups {
-            wakeups.wake();
-        }
+        wakeups
+    }
+
+    /// Gives an item that holds no credit its result.
+    pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
+        item.leave_queue();
+        item.settle(Err(error), |_| {
+            if self.flight.remove(item) {
+                self.counts.turned_away.fetch_add(1, Ordering::Relaxed);
+                self.count_result(item, true);
+            }
+        });
     }
 
     fn count_result(&self, item: &Item<P>, failed: bool) {
@@ -322,38 +375,20 @@ impl<P: 'static> Engine<P> {
         let counts = &self.counts;
         counts.latency.record(nanos(at.saturating_duration_since(item.admitted)));
         counts.last_ns.fetch_max(now, Ordering::Relaxed);
-        if counts.completed.fetch_add(1, Ordering::Release) + 1 == load(&counts.fill) {
+        let completed = counts.completed.fetch_add(1, Ordering::Release) + 1;
+        if completed.saturating_sub(load(&counts.turned_away)) == load(&counts.fill) {
             counts.filled_ns.store(now, Ordering::Relaxed);
         }
         if failed {
             counts.failed.fetch_add(1, Ordering::Relaxed);
         }
         self.items.record(item.seq.number(), self.time(item.admitted), now);
-        counts.bytes.fetch_sub(item.bytes_peak.load(Ordering::Relaxed), Ordering::Relaxed);
         for sink in &self.sink_edges {
             let since = item.cells.stamped(sink.edge);
             if since > 0 {
                 sink.left.fetch_add(1, Ordering::Relaxed);
                 sink.waited_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
             }
-        }
-    }
-
-    /// Counts `made` more bytes of an item, in the item of the source that it stands for. What it had at most so far is charged to the pipeline,
-    /// so that a payload of the same size as the one before touches nothing that threads share.
-    pub(crate) fn charge(&self, item: &Item<P>, made: u64) {
-        let item = item.root();
-        let held = item.bytes.fetch_add(made, Ordering::Relaxed).wrapping_add(made);
-        // A batch holds payloads that were charged to the roots of its other members.
-        let held = held.cast_signed().max(0).cast_unsigned();
-        if held <= item.bytes_peak.load(Ordering::Relaxed) {
-            return;
-        }
-        let more = held.saturating_sub(item.bytes_peak.fetch_max(held, Ordering::Relaxed));
-        let counts = &self.counts;
-        let now = counts.bytes.fetch_add(more, Ordering::Relaxed).wrapping_add(more);
-        if now > counts.bytes_peak.load(Ordering::Relaxed) {
-            counts.bytes_peak.fetch_max(now, Ordering::Relaxed);
         }
     }
 
@@ -371,6 +406,7 @@ impl<P: 'static> Engine<P> {
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
         self.credits.abandon();
+        self.queue.clear();
         for item in left {
             self.count_result(&item, true);
             item.abort(cause.clone());
@@ -385,6 +421,53 @@ impl<P: 'static> Engine<P> {
         for (_, budget) in self.regions.iter().filter_map(|region| region.budget.as_ref()) {
             budget.interrupt();
         }
+        if let Some(watch) = &self.watch {
+            watch.end();
+        }
+    }
+
+    /// Gives every item in flight `error` as its result, and asks the stages that hold one to
+    /// cancel it. The credits come back as the items come through.
+    pub(crate) fn fail_items(&self, error: &ItemError) {
+        for item in self.flight.all() {
+            item.abort(error.clone());
+        }
+        self.ring_all(Flags::CANCEL);
+    }
+
+    /// Items with a result.
+    pub(crate) fn completed(&self) -> u64 {
+        self.counts.completed.load(Ordering::Relaxed)
+    }
+
+    /// Items that lie in an edge, in front of its actor.
+    pub(crate) fn level(&self, edge: usize) -> u64 {
+        let sent = self.edges[edge].meter.snapshot().0;
+        self.taken_from(edge).1.map_or(0, |left| sent.saturating_sub(left))
+    }
+
+    /// Whether an edge arrives at this actor.
+    pub(crate) fn leads_to(&self, edge: usize, me: usize) -> bool {
+        matches!(self.edges[edge].taker, InPort::Actor { actor, .. } if actor == me)
+    }
+
+    /// Whether an actor makes children and has as many alive as may be.
+    pub(crate) fn is_out_of_children(&self, me: usize) -> bool {
+        let budgets = self.regions.iter().filter_map(|region| region.budget.as_ref());
+        let mut own = budgets.filter(|(maker, _)| *maker == me);
+        own.any(|(_, budget)| budget.level().0 >= budget.limit())
+    }
+
+    /// `bytes` came into being that belong to an item.
+    pub(crate) fn hold_bytes(&self, item: &Item<P>, bytes: usize) {
+        item.for_roots(bytes, &mut |root, bytes| {
+            root.weight.add(bytes, &self.bytes, &self.credits);
+        });
+    }
+
+    /// `bytes` that belonged to an item are gone.
+    pub(crate) fn drop_bytes(&self, item: &Item<P>, bytes: usize) {
+        item.for_roots(bytes, &mut |root, bytes| root.weight.sub(bytes, &self.bytes));
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -400,7 +483,7 @@ impl<P: 'static> Engine<P> {
             .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
             .collect();
         let edges = self.edges.iter().enumerate().map(|(number, edge)| {
-            let (taker, left, wait_sum_ns) = self.taken_from(number);
+            let (taker, _, wait_sum_ns) = self.taken_from(number);
             let (sent, peak) = edge.meter.snapshot();
             EdgeStats {
                 from: edge.from.clone(),
@@ -408,7 +491,7 @@ impl<P: 'static> Engine<P> {
                 giver: edge.giver(),
                 taker,
                 sent,
-                level: left.map_or(0, |left| sent.saturating_sub(left)),
+                level: self.level(number),
                 peak,
                 capacity: edge.capacity,
                 wait_sum_ns,
@@ -431,28 +514,30 @@ impl<P: 'static> Engine<P> {
             Some(FanOutStats { actor, children, peak, limit: budget.limit() })
         });
         let detached = self.exits.left_behind();
+        let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
         Stats {
             name: self.name.clone(),
             state: self.ending().map_or(PipelineState::Running, |(state, _)| state),
             uptime_ns: self.time(now),
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
+            admission: self.admission(),
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
             filtered: load(&self.counts.filtered),
             latency: self.counts.latency.snapshot(),
-            began: Counts::mark(&self.counts.began_ns, &self.counts.began_items),
-            filled: Counts::mark(&self.counts.filled_ns, &self.counts.fill),
-            fed: Counts::mark(&self.counts.fed_ns, &self.counts.fed_items),
-            last: Counts::mark(&self.counts.last_ns, &self.counts.completed),
-            // What a stop interrupted is dropped with the threads, and not counted down one by one.
-            bytes_in_flight: if self.has_stopped() { 0 } else { load(&self.counts.bytes) },
-            bytes_peak: load(&self.counts.bytes_peak),
+            first: Counts::mark(&self.counts.first_ns, 0),
+            began: Counts::mark(&self.counts.began_ns, load(&self.counts.began_items)),
+            filled: Counts::mark(&self.counts.filled_ns, load(&self.counts.fill)),
+            fed: Counts::mark(&self.counts.fed_ns, load(&self.counts.fed_items)),
+            last: Counts::mark(&self.counts.last_ns, self.counts.through()),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
             fan_outs: fan_outs.collect(),
+            stalls,
+            stall_count,
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
     }
@@ -476,6 +561,21 @@ impl<P: 'static> Engine<P> {
                     (None, Some(load(&sink.left)), load(&sink.waited_ns))
                 })
             }
+        }
+    }
+
+    fn admission(&self) -> AdmissionStats {
+        let (held, peak) = self.bytes.snapshot();
+        AdmissionStats {
+            queued: self.credits.queued(),
+            queue_capacity: self.queue.capacity,
+            dropped: self.queue.dropped.load(Ordering::Relaxed),
+            expired: self.queue.expired.load(Ordering::Relaxed),
+            // What a stop left behind is not counted down any more.
+            bytes: if self.has_stopped() { 0 } else { held as u64 },
+            bytes_peak: peak as u64,
+            byte_budget: self.byte_budget.map(|bytes| bytes as u64),
+            in_flight_max: self.capacity,
         }
     }
 
@@ -503,6 +603,21 @@ impl<P: 'static> Engine<P> {
 }
 
 impl<P: Payload> Engine<P> {
+    /// Gives an item its result and its credit back, and lets the next one in from the queue.
+    pub(crate) fn retire(self: &Arc<Self>, item: &Item<P>, outcome: Outcome<P>) {
+        let Some(wakeups) = self.settle(item, outcome) else {
+            return;
+        };
+        let (queued, full) = (wakeups.queued, wakeups.full);
+        wakeups.wake();
+        if queued {
+            self.pump();
+        }
+        if let Some(tuner) = &self.tuner {
+            self.tune(tuner, full);
+        }
+    }
+
     /// Puts an admitted item's inputs onto its edges. Never blocks.
     pub(crate) fn inject(
         self: &Arc<Self>,
@@ -515,14 +630,8 @@ impl<P: Payload> Engine<P> {
             self.finish(item);
         }
         for (targets, payload) in self.sources.iter().zip(inputs) {
-            self.charge(item, (targets.len() * payload.bytes()) as u64);
             self.send(targets, item, payload, at_ns);
         }
-    }
-
-    /// Injects an item that was admitted just now.
-    pub(crate) fn enter_edges(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: Vec<P>) {
-        self.inject(item, inputs.into_iter(), self.time(item.admitted));
     }
 }
 
@@ -631,6 +740,15 @@ impl<P> Flight<P> {
     fn open(&self) -> Vec<(Seq, Instant)> {
         let table = lock(&self.0);
         table.slots.iter().flatten().map(|item| (item.seq, item.admitted)).collect()
+    }
+
+    fn all(&self) -> Vec<Arc<Item<P>>> {
+        lock(&self.0).slots.iter().flatten().cloned().collect()
+    }
+
+    /// The lowest number in flight.
+    pub(crate) fn oldest(&self) -> Option<Seq> {
+        lock(&self.0).slots.iter().flatten().map(|item| item.seq).min()
     }
 
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {

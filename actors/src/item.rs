@@ -12,7 +12,8 @@ use crate::join::{Cells, Join};
 use crate::packet::Seq;
 use crate::region::{ROOT, RegionId};
 use crate::state::Carried;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::weight::Weight;
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
@@ -31,9 +32,11 @@ pub(crate) struct Item<P> {
     /// Its place in the table of items in flight.
     pub(crate) slot: usize,
     pub(crate) admitted: Instant,
-    /// The bytes of its payloads, and the most that they were.
-    pub(crate) bytes: AtomicU64,
-    pub(crate) bytes_peak: AtomicU64,
+    pub(crate) weight: Weight,
+    /// When it has waited too long in the queue.
+    pub(crate) start_by: Option<Instant>,
+    /// It waits in the queue in front of the credits.
+    queued: AtomicBool,
     cancelled: AtomicBool,
     result: Mutex<ResultCell<P>>,
     settled: Condvar,
@@ -87,12 +90,40 @@ impl<P> Item<P> {
             lineage: Lineage::Root,
             slot,
             admitted,
-            bytes: AtomicU64::new(0),
-            bytes_peak: AtomicU64::new(0),
+            weight: Weight::default(),
+            start_by: None,
+            queued: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             result: Mutex::new(ResultCell::Empty(None)),
             settled: Condvar::new(),
         }
+    }
+
+    /// The same item, waiting in the queue until `start_by` at most.
+    pub(crate) fn in_queue(mut self, start_by: Option<Instant>) -> Self {
+        self.start_by = start_by;
+        self.queued = AtomicBool::new(true);
+        self
+    }
+
+    pub(crate) fn leave_queue(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+
+    /// When the wait of an item in the queue ends whatever happens.
+    pub(crate) fn queued_until(&self) -> Option<Instant> {
+        self.start_by.filter(|_| self.queued.load(Ordering::Acquire))
+    }
+
+    /// Why an item need not be let in from the queue any more.
+    pub(crate) fn skip_queue(&self) -> Option<ItemError> {
+        self.skip().or_else(|| {
+            let old = self.start_by.is_some_and(|until| Instant::now() >= until);
+            old.then(|| {
+                let message = "the item waited in the queue for longer than it may";
+                ItemError::new(ErrorKind::Expired, message).at(None, self.seq)
+            })
+        })
     }
 
     /// Child `index` of an item. The caller has taken the credit that it holds.
@@ -139,19 +170,18 @@ impl<P> Item<P> {
         }
     }
 
-    /// The item of the source that this one stands for; of a batch, that of its first member.
-    pub(crate) fn root(&self) -> &Self {
+    /// The items of the source that this one is made of, each with its share of `bytes`.
+    pub(crate) fn for_roots(&self, bytes: usize, visit: &mut dyn FnMut(&Self, usize)) {
         match &self.lineage {
-            Lineage::Root => self,
-            Lineage::Child { parent, .. } => parent.root(),
-            Lineage::Batch { members, .. } => members.first().map_or(self, |first| first.root()),
-        }
-    }
-
-    /// Counts bytes that this item held as gone.
-    pub(crate) fn discharge(&self, bytes: u64) {
-        if bytes > 0 {
-            self.root().bytes.fetch_sub(bytes, Ordering::Relaxed);
+            Lineage::Root => visit(self, bytes),
+            Lineage::Child { parent, .. } => parent.for_roots(bytes, visit),
+            Lineage::Batch { members, .. } => {
+                let share = bytes / members.len().max(1);
+                let mut rest = bytes - share * members.len();
+                for member in members {
+                    member.for_roots(share + std::mem::take(&mut rest), visit);
+                }
+            }
         }
     }
 

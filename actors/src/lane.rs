@@ -126,6 +126,11 @@ impl Lanes {
         state.waiting.iter().any(|waiter| state.key(&waiter.seat, waiter.seq) < own)
     }
 
+    /// How many lanes there are.
+    pub(crate) fn total(&self) -> usize {
+        lock(&self.state).total
+    }
+
     /// Gives a lane back.
     pub(crate) fn release(&self) {
         let mut state = lock(&self.state);

@@ -59,6 +59,7 @@ pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
 mod credit;
+mod depth;
 mod duty;
 mod edge;
 mod engine;
@@ -80,6 +81,7 @@ mod payload;
 mod pipeline;
 mod profile;
 mod prometheus;
+mod queue;
 mod region;
 mod registry;
 mod sink;
@@ -97,6 +99,8 @@ mod ticket;
 mod timeline;
 mod topology;
 mod trace;
+mod watch;
+mod weight;
 mod window;
 mod worker;
 
@@ -109,9 +113,11 @@ pub use error::{
 pub use flow::{Flow, Fork};
 pub use histogram::{Histogram, Percentiles};
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats};
+pub use metrics::{
+    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
+};
 pub use operator::{Batching, Operator};
-pub use options::Options;
+pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
 pub use overlap::{ActorReport, DeviceReport, OverlapReport};
 pub use packet::{Firing, Seq};
@@ -126,4 +132,5 @@ pub use ticket::Ticket;
 pub use timeline::Wait;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
 pub use trace::{Trace, TraceActor, TraceEdge, TraceEvent, TraceItem};
+pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};
 pub use window::Window;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
-use crate::packet::Seq;
+use crate::packet::{Delivery, Seq};
 use crate::spans::FiringSpan;
 use crate::sync::Arc;
 
@@ -28,12 +28,14 @@ pub struct Outbox<P> {
 pub(crate) struct OpenFiring<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
-    /// The bytes of its inputs.
-    bytes: u64,
     /// Closed with the firing.
     _span: FiringSpan,
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
+    /// The bytes of its inputs, where they count.
+    pub(crate) bytes: usize,
+    /// What another try needs, where one may be due.
+    pub(crate) kept: Option<Kept<P>>,
     outputs: Vec<Option<P>>,
     /// One list per port instead, where the actor gives lists; else empty.
     lists: Vec<Option<Vec<P>>>,
@@ -43,12 +45,20 @@ pub(crate) struct OpenFiring<P> {
     fault: Option<ItemError>,
 }
 
+/// What a firing is tried again with: handles on what it was given.
+pub(crate) struct Kept<P> {
+    pub(crate) inputs: Vec<P>,
+    pub(crate) children: Vec<Delivery<P>>,
+    /// How often it was tried before.
+    pub(crate) tries: u32,
+}
+
 /// What became of a firing.
 pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
-    /// The bytes of its inputs.
-    pub(crate) bytes: u64,
+    pub(crate) bytes: usize,
+    pub(crate) kept: Option<Kept<P>>,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
     /// One list per port, where the actor gives lists and the outcome is not an error.
     pub(crate) lists: Vec<Vec<P>>,
@@ -153,11 +163,13 @@ impl<P> Outbox<P> {
         }
     }
 
+    /// Opens a firing whose inputs weigh `bytes`. `kept` is what another try needs.
     pub(crate) fn begin(
         &mut self,
         item: Arc<Item<P>>,
         started: Instant,
-        bytes: u64,
+        bytes: usize,
+        kept: Option<Kept<P>>,
         span: FiringSpan,
     ) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
@@ -170,9 +182,10 @@ impl<P> Outbox<P> {
         self.open.push(OpenFiring {
             item,
             started,
-            bytes,
             _span: span,
             cancelled: false,
+            bytes,
+            kept,
             outputs,
             lists,
             missing: self.ports,
@@ -299,7 +312,14 @@ impl<P> OpenFiring<P> {
             None => Ok(self.outputs),
         };
         let lists = self.lists.into_iter().flatten().collect();
-        Closed { item: self.item, started: self.started, bytes: self.bytes, outcome, lists }
+        Closed {
+            item: self.item,
+            started: self.started,
+            bytes: self.bytes,
+            kept: self.kept,
+            outcome,
+            lists,
+        }
     }
 }
 

@@ -74,7 +74,7 @@ impl Page {
 
     fn pipelines(&mut self, pipelines: &[Stats]) {
         type Row = (&'static str, &'static str, &'static str, fn(&Stats) -> String);
-        let rows: [Row; 10] = [
+        let rows: [Row; 14] = [
             ("uptime_seconds", "gauge", "Time since the pipeline was spawned.", |s| {
                 seconds(s.uptime_ns)
             }),
@@ -92,12 +92,25 @@ impl Page {
             ("items_filtered_total", "counter", "Items that a filter took out.", |s| {
                 s.filtered.to_string()
             }),
-            ("in_flight_bytes", "gauge", "Bytes of payloads in flight.", |s| {
-                s.bytes_in_flight.to_string()
+            ("in_flight_bytes", "gauge", "Bytes in flight, under a byte budget.", |s| {
+                s.admission.bytes.to_string()
             }),
             ("in_flight_bytes_peak", "gauge", "The most bytes that were in flight.", |s| {
-                s.bytes_peak.to_string()
+                s.admission.bytes_peak.to_string()
             }),
+            ("queued", "gauge", "Items that wait in front of the credits.", |s| {
+                s.admission.queued.to_string()
+            }),
+            ("items_dropped_total", "counter", "Items that a full queue turned away.", |s| {
+                s.admission.dropped.to_string()
+            }),
+            (
+                "items_expired_total",
+                "counter",
+                "Items that were too old before they started.",
+                |s| s.admission.expired.to_string(),
+            ),
+            ("stalls_total", "counter", "Times that nothing moved.", |s| s.stall_count.to_string()),
             ("detached_actors", "gauge", "Actors whose stuck thread was left behind.", |s| {
                 s.detached.len().to_string()
             }),
@@ -148,10 +161,11 @@ impl Page {
 
     fn actors(&mut self, pipelines: &[Stats]) {
         type Row = (&'static str, &'static str, fn(&ActorStats) -> String);
-        let rows: [Row; 5] = [
+        let rows: [Row; 6] = [
             ("actor_firings_total", "Firings given to the stage.", |a| a.items.to_string()),
             ("actor_errors_total", "Firings that ended in an error.", |a| a.errors.to_string()),
             ("actor_skipped_total", "Items passed on as errors.", |a| a.skipped.to_string()),
+            ("actor_retries_total", "Firings that were tried again.", |a| a.retries.to_string()),
             ("actor_restarts_total", "Times the stage was built anew.", |a| a.restarts.to_string()),
             ("actor_service_seconds_total", "Time from begin to end of all firings.", |a| {
                 seconds(a.service_sum_ns)

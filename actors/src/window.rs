@@ -26,7 +26,7 @@ use crate::metrics::{ActorStats, DeviceStats, EdgeStats, Mark, Stats};
 /// }
 /// let window = pipeline.stats().since(&before);
 /// assert_eq!((window.items, window.actors[0].items), (50, 50));
-/// assert!(window.steady_per_s().unwrap() > 0.0);
+/// assert!(window.overall_per_s() > 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,8 @@ pub struct Window {
     pub name: String,
     /// How long the interval is.
     pub wall_ns: u64,
-    /// Items that were completed, with a value or an error.
+    /// Items that came through, with a value or an error. Those that a full queue turned away, or that
+    /// were too old before they started, are not among them.
     pub items: u64,
     /// Those of them whose result is an error.
     pub failed: u64,
@@ -66,8 +67,9 @@ impl Stats {
         Window {
             name: self.name.clone(),
             wall_ns: self.uptime_ns.saturating_sub(earlier.uptime_ns),
-            items: self.completed.saturating_sub(earlier.completed),
-            failed: self.failed.saturating_sub(earlier.failed),
+            items: self.came_through().saturating_sub(earlier.came_through()),
+            failed: (self.failed.saturating_sub(self.turned_away()))
+                .saturating_sub(earlier.failed.saturating_sub(earlier.turned_away())),
             in_flight_limit: self.in_flight_limit,
             steady_from: self.steady_since(earlier),
             steady_to: self.fed,
@@ -81,6 +83,14 @@ impl Stats {
                 })
                 .collect(),
         }
+    }
+
+    const fn turned_away(&self) -> u64 {
+        self.admission.dropped.saturating_add(self.admission.expired)
+    }
+
+    const fn came_through(&self) -> u64 {
+        self.completed.saturating_sub(self.turned_away())
     }
 
     /// What happened since the spawn.
@@ -126,6 +136,7 @@ fn actor_since(now: &ActorStats, before: Option<&ActorStats>) -> ActorStats {
         (&mut since.errors, before.errors),
         (&mut since.skipped, before.skipped),
         (&mut since.restarts, before.restarts),
+        (&mut since.retries, before.retries),
         (&mut since.busy_ns, before.busy_ns),
         (&mut since.starved_ns, before.starved_ns),
         (&mut since.blocked_ns, before.blocked_ns),

@@ -13,13 +13,13 @@ use crate::item::Item;
 use crate::join::Join;
 use crate::lane::Grant;
 use crate::metrics::{Phase, PipelineState};
-use crate::outbox::{Closed, Outbox};
+use crate::outbox::{Closed, Kept, Outbox};
 use crate::packet::{Delivery, Firing, Message};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::spans::{self, FiringSpan};
 use crate::stage::{Factory, Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, build, guarded};
+use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, build, guarded};
 use crate::sync::{Arc, Ordering, Sender, lock, thread};
 
 /// What an actor thread is started with.
@@ -38,6 +38,7 @@ pub(crate) struct Seed<P> {
     pub(crate) done: Option<usize>,
     pub(crate) factory: Factory<P>,
     pub(crate) policy: RestartPolicy,
+    pub(crate) retry: RetryPolicy,
     pub(crate) duty: Duty<P>,
 }
 
@@ -82,18 +83,8 @@ pub(crate) struct Work<P> {
     pub(crate) inputs: Result<Vec<P>, ItemError>,
     /// What became of the item's children, for a collect.
     pub(crate) children: Vec<Delivery<P>>,
-}
-
-pub(crate) fn bytes<P: Payload>(payloads: &[P]) -> u64 {
-    payloads.iter().map(|payload| payload.bytes() as u64).sum()
-}
-
-impl<P: Payload> Work<P> {
-    fn bytes(&self) -> u64 {
-        let children = self.children.iter().flatten();
-        let children: u64 = children.map(|payload| payload.bytes() as u64).sum();
-        children + self.inputs.as_ref().map_or(0, |inputs| bytes(inputs))
-    }
+    /// How often it was tried before.
+    pub(crate) tries: u32,
 }
 
 /// What became of an attempt to fire.
@@ -115,6 +106,14 @@ pub(crate) struct Actor<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
+}
+
+/// One more handle on what a child left.
+fn share<P: Payload>(child: &Delivery<P>) -> Delivery<P> {
+    match child {
+        Ok(payload) => Ok(payload.share()),
+        Err(error) => Err(error.clone()),
+    }
 }
 
 /// Reports the end of the thread, whatever ended it.
@@ -184,6 +183,7 @@ impl<P: Payload> Actor<P> {
             // It waits for its budget between two firings, and must hold no lane then.
             self.slots = 1;
         }
+        self.cell().slots.store(self.slots, Ordering::Relaxed);
         self.stage = Some(stage);
         Ok(())
     }
@@ -338,7 +338,6 @@ impl<P: Payload> Actor<P> {
         let inputs = match error {
             None => Ok(inputs),
             Some(error) => {
-                item.discharge(bytes(&inputs));
                 self.outbox.recycle(inputs);
                 Err(error)
             }
@@ -346,7 +345,7 @@ impl<P: Payload> Actor<P> {
         if matches!(self.seed.duty, Duty::Batch(_)) {
             self.admit_member(item, inputs);
         } else {
-            self.backlog.push_back(Work { item, inputs, children });
+            self.backlog.push_back(Work { item, inputs, children, tries: 0 });
         }
     }
 
@@ -379,19 +378,22 @@ impl<P: Payload> Actor<P> {
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
-            work.item.discharge(work.bytes());
             self.pass(&work.item, error);
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
             let now = Instant::now();
             self.leave_edges(&work.item, now);
-            let (at, bytes) = (self.seed.engine.time(now), work.bytes());
             self.cell().meter.fired(Duration::ZERO, false);
+            let engine = &self.seed.engine;
+            let bytes = engine.weigh(work.inputs.iter().flatten());
+            if bytes > 0 {
+                engine.drop_bytes(&work.item, bytes);
+            }
+            let at = engine.time(now);
             for payload in work.inputs.into_iter().flatten() {
                 self.send(&work.item, 0, payload, at);
             }
-            work.item.discharge(bytes);
             self.report_done(&work.item, None);
             return Fired::Yes;
         }
@@ -410,22 +412,31 @@ impl<P: Payload> Actor<P> {
                     let device = &lane.lanes.device;
                     let message =
                         format!("no lane of device `{device}` is left: stuck threads hold them");
-                    work.item.discharge(work.bytes());
                     self.pass(&work.item, ItemError::new(ErrorKind::StageDown, message));
                     return Fired::Yes;
                 }
             }
             if let Some(error) = work.item.skip() {
                 lane.release();
-                work.item.discharge(work.bytes());
                 self.pass(&work.item, error);
                 return Fired::Yes;
             }
         }
         let started = self.cell().meter.enter(Phase::Busy);
         self.leave_edges(&work.item, started);
-        let bytes = work.bytes();
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
+        let engine = &self.seed.engine;
+        let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
+        let bytes = engine.weigh(inputs.iter().chain(collected));
+        let keeps = self.seed.retry.asks();
+        let kept = keeps.then(|| Kept {
+            inputs: inputs.iter().map(Payload::share).collect(),
+            children: work.children.iter().map(share).collect(),
+            tries: work.tries,
+        });
+        if keeps && bytes > 0 {
+            engine.hold_bytes(&item, bytes);
+        }
         let firing = Firing {
             seq,
             inputs,
@@ -435,7 +446,7 @@ impl<P: Payload> Actor<P> {
             deadline: item.deadline,
         };
         let span = FiringSpan::new(&self.cell().name, &self.cell().device, seq);
-        self.outbox.begin(item, started, bytes, span.share());
+        self.outbox.begin(item, started, bytes, kept, span.share());
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -460,7 +471,7 @@ impl<P: Payload> Actor<P> {
     }
 
     /// Counts an item as gone from the edges that end here: a batch that was made here counts for its
-    /// members, and what never lay in them does not count.
+    /// members, and what never lay in them, or left them before, does not count.
     fn leave_edges(&self, item: &Item<P>, at: Instant) {
         let now = self.seed.engine.time(at);
         match &self.seed.duty {
@@ -488,7 +499,7 @@ impl<P: Payload> Actor<P> {
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, bytes, outcome, lists } = closed;
+        let Closed { item, started, bytes, kept, outcome, lists } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -500,14 +511,28 @@ impl<P: Payload> Actor<P> {
         let failed = matches!(&outcome, Err(error) if !error.is_filtered());
         cell.meter.fired(ended.saturating_duration_since(started), failed);
         let engine = &self.seed.engine;
+        let again = outcome.as_ref().is_err_and(|error| {
+            let tries = kept.as_ref().map_or(0, |kept| kept.tries);
+            self.seed.retry.again(error.kind(), tries) && item.skip().is_none()
+        });
+        if bytes > 0 {
+            let handles = 1 + usize::from(kept.is_some() && !again);
+            engine.drop_bytes(&item, handles * bytes);
+        }
         let at = engine.time(ended);
         cell.ring.record(item.seq.number(), engine.time(started), at);
+        if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
+            cell.meter.retried();
+            // Among what waits, it keeps the place that its number gives it.
+            let later = self.backlog.iter().position(|work| work.item.seq > item.seq);
+            let place = later.unwrap_or(self.backlog.len());
+            let work = Work { item, inputs: Ok(inputs), children, tries: tries + 1 };
+            self.backlog.insert(place, work);
+            return;
+        }
         let mut outputs = match outcome {
             Ok(outputs) => outputs,
-            Err(error) => {
-                item.discharge(bytes);
-                return self.forward_error(&item, error, ended);
-            }
+            Err(error) => return self.forward_error(&item, error, ended),
         };
         match &self.seed.duty {
             Duty::FlatMap { region } => self.fan_out(*region, &item, lists, at),
@@ -524,8 +549,6 @@ impl<P: Payload> Actor<P> {
                 self.report_done(&item, None);
             }
         }
-        // Its outputs lay there beside its inputs.
-        item.discharge(bytes);
         self.outbox.recycle_outputs(outputs);
     }
 
@@ -566,9 +589,7 @@ impl<P: Payload> Actor<P> {
 
     pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
         if let Some(targets) = self.seed.routes.get(port) {
-            let engine = &self.seed.engine;
-            engine.charge(item, (targets.len() * payload.bytes()) as u64);
-            engine.send(targets, item, payload, at_ns);
+            self.seed.engine.send(targets, item, payload, at_ns);
         }
     }
 
@@ -595,7 +616,7 @@ impl<P: Payload> Actor<P> {
         self.drop_stage();
         let mut cause = cause.clone();
         loop {
-            let Some(pause) = self.restarts.next(self.seed.policy) else {
+            let Some(pause) = self.restarts.next(self.seed.policy, Instant::now()) else {
                 self.give_up(cause);
                 return false;
             };
@@ -613,9 +634,11 @@ impl<P: Payload> Actor<P> {
 
     fn give_up(&self, cause: ItemError) {
         let name = &self.cell().name;
+        let within = self.seed.policy.window.map(|window| format!(" within {window:?}"));
         let message = format!(
-            "the pipeline failed: actor `{name}` went down more than {} times, last because {}",
+            "the pipeline failed: actor `{name}` went down more than {} times{}, last because {}",
             self.seed.policy.limit,
+            within.unwrap_or_default(),
             cause.message(),
         );
         let failure = ItemError::new(ErrorKind::StageDown, message).with_source(Arc::new(cause));
