@@ -70,7 +70,9 @@ fn scenario_11_equal_stages_are_busy_nine_tenths_of_what_theory_allows() {
                 println!("{report}");
                 let theory = items as f64 / (items + stages - 1) as f64;
                 let least = report.actors.iter().map(|actor| actor.busy).fold(1.0, f64::min);
-                require(least >= figure(0.9, 0.45) * theory, || format!("{least} of {theory}\n{report}"))?;
+                require(least >= figure(0.9, 0.45) * theory, || {
+                    format!("{least} of {theory}\n{report}")
+                })?;
                 let achieved = report.achieved.unwrap();
                 require(achieved >= figure(0.9, 0.45), || format!("{report}"))?;
                 require(achieved <= figure(1.02, 1.2), || format!("above its bound: {report}"))
@@ -88,11 +90,15 @@ fn scenario_12_more_items_never_lower_the_throughput() {
             for items in [3, 6, 12, 24, 48] {
                 let report = OverlapReport::new(&window(&pipeline, items));
                 let rate = report.overall_per_s;
-                require(rate >= figure(0.93, 0.5) * before, || format!("{items}: {rate} after {before}"))?;
+                require(rate >= figure(0.93, 0.5) * before, || {
+                    format!("{items}: {rate} after {before}")
+                })?;
                 before = rate;
                 // What an item costs beside computing is told for each actor, and is small.
                 for actor in &report.actors {
-                    require(actor.overhead_us < figure(0.2, 1.0) * actor.service_us, || format!("{report}"))?;
+                    require(actor.overhead_us < figure(0.2, 1.0) * actor.service_us, || {
+                        format!("{report}")
+                    })?;
                 }
             }
             Ok(())
@@ -148,12 +154,18 @@ fn scenario_16_overlap_is_what_was_measured_and_not_what_was_configured() {
         tried(|| {
             let (counted, traced) = run(equal(3, 3 * MS), 6);
             for report in [&counted, &traced] {
-                require(report.overlapped && report.overlap > figure(0.4, 0.1), || format!("{report}"))?;
+                require(report.overlapped && report.overlap > figure(0.4, 0.1), || {
+                    format!("{report}")
+                })?;
             }
             // Busy times prove a part of what the trace shows.
-            require(counted.overlap <= traced.overlap + figure(0.02, 0.3), || format!("{counted}{traced}"))?;
+            require(counted.overlap <= traced.overlap + figure(0.02, 0.3), || {
+                format!("{counted}{traced}")
+            })?;
             let speed_up = counted.speed_up.unwrap();
-            require(speed_up > figure(1.8, 1.2) && speed_up < figure(3.05, 3.6), || format!("{counted}"))
+            require(speed_up > figure(1.8, 1.2) && speed_up < figure(3.05, 3.6), || {
+                format!("{counted}")
+            })
         });
     });
 }
@@ -180,7 +192,9 @@ fn scenario_20_the_report_tells_solo_and_co_run_times_and_the_bound_uses_the_lat
             let report = OverlapReport::new(&window(&pipeline, 40)).with_solo(&alone);
             for actor in &report.actors {
                 let solo_us = actor.solo_us.unwrap();
-                require((3_900.0..figure(5_500.0, 40_000.0)).contains(&solo_us), || format!("{report}"))?;
+                require((3_900.0..figure(5_500.0, 40_000.0)).contains(&solo_us), || {
+                    format!("{report}")
+                })?;
             }
             let slowest = report.actors.iter().map(|a| a.service_us).fold(0.0, f64::max);
             require(slowest > 5_500.0, || format!("{report}"))?;
