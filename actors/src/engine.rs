@@ -1,10 +1,10 @@
 //! What the handle, the source, the actors and the sink of one pipeline share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::task::Waker;
 #[cfg(feature = "control")]
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
 use crate::credit::{Bounds, Credits, Wakeups};
@@ -13,7 +13,7 @@ use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::histogram::Recorder;
 use crate::inbox::{Bell, Flags};
-use crate::item::{Item, Outcome, Shape};
+use crate::item::{Admission, Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
@@ -27,7 +27,8 @@ use crate::queue::Queue;
 use crate::region::{ROOT, RegionId};
 use crate::spans;
 use crate::sync::{
-    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until,
+    Apart, Arc, AtomicU32, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread,
+    wait_until,
 };
 use crate::topology::{InPort, OutPort};
 use crate::trace::{Ring, Trace, TraceActor, TraceEdge};
@@ -37,7 +38,7 @@ use crate::weight::Total;
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
-    pub(crate) credits: Credits,
+    pub(crate) credits: Apart<Credits>,
     /// The most items that may ever be in flight: what inboxes have room for.
     pub(crate) capacity: usize,
     pub(crate) queue: Queue<P>,
@@ -48,7 +49,9 @@ pub(crate) struct Engine<P> {
     /// Adapts the number in flight, if that was asked for.
     tuner: Option<Tuner>,
     pub(crate) watch: Option<Watch>,
-    pub(crate) flight: Flight<P>,
+    pub(crate) flight: Apart<Flight<P>>,
+    /// How long a caller looks for a result before it sleeps.
+    pub(crate) spin: Duration,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
     /// The root first.
@@ -70,7 +73,8 @@ pub(crate) struct Engine<P> {
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     exits: Exits,
-    counts: Counts,
+    admitted: Apart<AtomicU64>,
+    counts: Apart<Counts>,
 }
 
 /// One region of the topology, while it runs.
@@ -78,7 +82,7 @@ pub(crate) struct Region<P> {
     /// What its items are made with.
     pub(crate) shape: Shape,
     /// Items that entered so far: announced before they are sent.
-    pub(crate) entered: AtomicU64,
+    pub(crate) entered: Apart<AtomicU64>,
     /// The fan-out whose children flow here, and its budget.
     pub(crate) budget: Option<(usize, Arc<Budget>)>,
     /// Where its items leave it.
@@ -128,19 +132,16 @@ impl SinkEdge {
 pub(crate) struct LaneHold {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) seat: Arc<Seat>,
-    state: Mutex<Hold>,
+    /// `FREE`, `HELD`, or held by a thread that was left behind.
+    state: AtomicU32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
-    Free,
-    Held,
-    /// Held by a thread that was left behind.
-    Poisoned,
-}
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const POISONED: u32 = 2;
 
 pub(crate) struct EdgeCell {
-    pub(crate) meter: EdgeMeter,
+    pub(crate) meter: Apart<EdgeMeter>,
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) giver: OutPort,
@@ -151,7 +152,6 @@ pub(crate) struct EdgeCell {
 }
 
 struct Counts {
-    admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
     filtered: AtomicU64,
@@ -175,7 +175,6 @@ struct Counts {
 impl Counts {
     fn new() -> Self {
         Self {
-            admitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             filtered: AtomicU64::new(0),
@@ -198,6 +197,7 @@ pub(crate) struct Wiring<P> {
     pub(crate) name: String,
     pub(crate) bounds: Bounds,
     pub(crate) capacity: usize,
+    pub(crate) spin: Duration,
     pub(crate) queue: Queue<P>,
     pub(crate) ways: Ways,
     pub(crate) tuner: Option<Tuner>,
@@ -227,13 +227,15 @@ impl Counts {
         self.completed.load(Ordering::Acquire).saturating_sub(load(&self.turned_away))
     }
 
-    /// An item enters, into an empty pipeline or not, which as many completions as `limit` will have
-    /// filled. What was completed so far was completed while the pipeline was fed.
-    fn feed(&self, alone: bool, at_ns: u64, limit: usize) {
-        let items = self.through();
-        if alone {
+    /// An item enters behind `admitted_before` others. If all of them are done the pipeline was empty,
+    /// and as many completions as `limit` will have filled it. What was completed so far was completed
+    /// while the pipeline was fed.
+    fn feed(&self, admitted_before: u64, at_ns: u64, limit: impl FnOnce() -> usize) {
+        let completed = self.completed.load(Ordering::Acquire);
+        let items = completed.saturating_sub(load(&self.turned_away));
+        if admitted_before == completed {
             self.filled_ns.store(0, Ordering::Relaxed);
-            self.fill.store(items + limit as u64, Ordering::Relaxed);
+            self.fill.store(items + limit() as u64, Ordering::Relaxed);
             self.began_items.store(items, Ordering::Relaxed);
             self.began_ns.store(at_ns.max(1), Ordering::Relaxed);
             if load(&self.first_ns) == 0 {
@@ -264,7 +266,9 @@ impl<P: 'static> Engine<P> {
         Self {
             name: wiring.name,
             origin: wiring.origin,
-            credits: Credits::new(wiring.bounds),
+            flight: Apart(Flight::new(wiring.capacity.saturating_add(wiring.queue.capacity))),
+            spin: wiring.spin,
+            credits: Apart(Credits::new(wiring.bounds)),
             capacity: wiring.capacity,
             queue: wiring.queue,
             bytes: Total::default(),
@@ -272,7 +276,6 @@ impl<P: 'static> Engine<P> {
             ways: wiring.ways,
             tuner: wiring.tuner,
             watch: wiring.watch,
-            flight: Flight::default(),
             sources: wiring.sources,
             regions: wiring.regions,
             sink: wiring.sink,
@@ -287,7 +290,8 @@ impl<P: 'static> Engine<P> {
             items: Ring::new(wiring.trace),
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
-            counts: Counts::new(),
+            admitted: Apart::default(),
+            counts: Apart(Counts::new()),
         }
     }
 
@@ -326,13 +330,10 @@ impl<P: 'static> Engine<P> {
     }
 
     /// Counts an admission and gives it its place in flight.
-    pub(crate) fn enter(
-        &self,
-        make: impl FnOnce(Seq, usize) -> Item<P>,
-    ) -> Result<Arc<Item<P>>, ItemError> {
-        let (item, alone) = self.flight.insert(make)?;
-        self.counts.admitted.fetch_add(1, Ordering::Relaxed);
-        self.counts.feed(alone, self.time(item.admitted), self.credits.limit());
+    pub(crate) fn enter(&self, admission: Admission<P>) -> Result<Arc<Item<P>>, ItemError> {
+        let item = self.flight.insert(admission, &self.regions[ROOT].shape)?;
+        let before = self.admitted.fetch_add(1, Ordering::Relaxed);
+        self.counts.feed(before, self.time(item.admitted), || self.credits.limit());
         Ok(item)
     }
 
@@ -342,30 +343,30 @@ impl<P: 'static> Engine<P> {
         let complete = outcome.is_ok();
         let filtered = matches!(&outcome, Err(error) if error.is_filtered());
         let failed = !complete && !filtered;
-        let (_, wakeups) = item.settle(outcome, |first| {
-            self.flight.remove(item).then(|| {
-                self.count_result(item, failed || !first);
-                let filtered = filtered && first;
-                self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
-                let charge = if self.credits.weighs() {
-                    item.weight.retire(complete && first, &self.bytes, &self.credits)
-                } else {
-                    0
-                };
-                self.credits.release(charge)
-            })
+        let wakeups = item.result.conclude(outcome, |first| {
+            self.count_result(item, failed || !first);
+            if filtered && first {
+                self.counts.filtered.fetch_add(1, Ordering::Relaxed);
+            }
+            let charge = if self.credits.weighs() {
+                item.weight.retire(complete && first, &self.bytes, &self.credits)
+            } else {
+                0
+            };
+            self.credits.release(charge)
         });
+        if item.stream.is_some() {
+            self.flight.forget(item);
+        }
         wakeups
     }
 
     /// Gives an item that holds no credit its result.
     pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
         item.leave_queue();
-        item.settle(Err(error), |_| {
-            if self.flight.remove(item) {
-                self.counts.turned_away.fetch_add(1, Ordering::Relaxed);
-                self.count_result(item, true);
-            }
+        item.result.conclude(Err(error), |_| {
+            self.counts.turned_away.fetch_add(1, Ordering::Relaxed);
+            self.count_result(item, true);
         });
     }
 
@@ -484,7 +485,10 @@ impl<P: 'static> Engine<P> {
             .collect();
         let edges = self.edges.iter().enumerate().map(|(number, edge)| {
             let (taker, _, wait_sum_ns) = self.taken_from(number);
-            let (sent, peak) = edge.meter.snapshot();
+            let (sent, mut peak) = edge.meter.snapshot();
+            if let (Some(taker), false) = (taker, edge.gathers) {
+                peak = peak.max(self.actors[taker].meter.peak());
+            }
             EdgeStats {
                 from: edge.from.clone(),
                 to: edge.to.clone(),
@@ -522,7 +526,7 @@ impl<P: 'static> Engine<P> {
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
             admission: self.admission(),
-            admitted: self.counts.admitted.load(Ordering::Relaxed),
+            admitted: self.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
             filtered: load(&self.counts.filtered),
@@ -619,18 +623,19 @@ impl<P: Payload> Engine<P> {
     }
 
     /// Puts an admitted item's inputs onto its edges. Never blocks.
-    pub(crate) fn inject(
-        self: &Arc<Self>,
-        item: &Arc<Item<P>>,
-        inputs: impl Iterator<Item = P>,
-        at_ns: u64,
-    ) {
+    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, mut inputs: Vec<P>, at_ns: u64) {
         self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
-        for (targets, payload) in self.sources.iter().zip(inputs) {
-            self.send(targets, item, payload, at_ns);
+        let last = inputs.pop();
+        for (targets, payload) in self.sources.iter().zip(inputs.drain(..)) {
+            self.send(targets, Arc::clone(item), payload, at_ns);
+        }
+        // The item cannot be finished before its last payload is sent: its result finds the vector.
+        item.result.lend(inputs);
+        if let (Some(targets), Some(payload)) = (self.sources.last(), last) {
+            self.send(targets, Arc::clone(item), payload, at_ns);
         }
     }
 }
@@ -643,14 +648,15 @@ impl<P> Engine<P> {
 }
 
 impl LaneHold {
-    pub(crate) const fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
-        Self { lanes, seat, state: Mutex::new(Hold::Free) }
+    pub(crate) fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
+        Self { lanes, seat, state: AtomicU32::new(FREE) }
     }
 
-    pub(crate) fn try_acquire(&self) -> bool {
-        let held = self.lanes.try_acquire(&self.seat);
+    /// Takes a lane at `now`, if one is free.
+    pub(crate) fn try_acquire(&self, now: Instant) -> bool {
+        let held = self.lanes.try_acquire(&self.seat, now);
         if held {
-            *lock(&self.state) = Hold::Held;
+            self.state.store(HELD, Ordering::Release);
         }
         held
     }
@@ -658,104 +664,122 @@ impl LaneHold {
     pub(crate) fn acquire(&self, seq: Seq, stop: impl Fn() -> bool) -> Grant {
         let grant = self.lanes.acquire(&self.seat, seq, stop);
         if grant == Grant::Held {
-            *lock(&self.state) = Hold::Held;
+            self.state.store(HELD, Ordering::Release);
         }
         grant
     }
 
-    pub(crate) fn release(&self) {
-        let before = std::mem::replace(&mut *lock(&self.state), Hold::Free);
-        if before == Hold::Poisoned {
+    /// Gives the lane back at `now`, if one is held.
+    pub(crate) fn release(&self, now: Instant) {
+        let before = self.state.swap(FREE, Ordering::AcqRel);
+        if before == POISONED {
             self.lanes.cure();
         }
-        if before != Hold::Free {
-            self.lanes.release();
+        if before != FREE {
+            self.lanes.release(now);
         }
     }
 
     fn poison(&self) {
-        let mut state = lock(&self.state);
-        if *state == Hold::Held {
-            *state = Hold::Poisoned;
+        let marked =
+            self.state.compare_exchange(HELD, POISONED, Ordering::AcqRel, Ordering::Acquire);
+        if marked.is_ok() {
             self.lanes.poison();
         }
     }
 }
 
-/// The items in flight: what a stop has to settle.
+/// The items in flight: what a stop has to settle. The sink does not come here: it marks an item as
+/// retired, and an admission takes one that is marked and that nobody holds for the next item.
 pub(crate) struct Flight<P>(Mutex<Table<P>>);
 
 struct Table<P> {
-    slots: Vec<Option<Arc<Item<P>>>>,
-    free: Vec<usize>,
+    /// In flight or retired, about in the order of their admission.
+    items: VecDeque<Arc<Item<P>>>,
+    /// How many are kept where many retired ones are still held, by tickets.
+    most: usize,
     next_seq: u64,
     closed: Option<ItemError>,
 }
 
-impl<P> Default for Flight<P> {
-    fn default() -> Self {
-        Self(Mutex::new(Table { slots: Vec::new(), free: Vec::new(), next_seq: 0, closed: None }))
-    }
-}
+/// How many items an admission looks at before it makes a new one.
+const LOOKS: usize = 4;
 
 impl<P> Flight<P> {
-    /// Puts an item in; true if it is the only one.
-    fn insert(
-        &self,
-        make: impl FnOnce(Seq, usize) -> Item<P>,
-    ) -> Result<(Arc<Item<P>>, bool), ItemError> {
+    /// A table for at most `capacity` items in flight.
+    fn new(capacity: usize) -> Self {
+        // Callers may have as many results to take as items in flight.
+        let most = capacity.saturating_mul(2).saturating_add(LOOKS);
+        let items = VecDeque::new();
+        Self(Mutex::new(Table { items, most, next_seq: 0, closed: None }))
+    }
+
+    fn insert(&self, admission: Admission<P>, shape: &Shape) -> Result<Arc<Item<P>>, ItemError> {
         let mut table = lock(&self.0);
         if let Some(cause) = &table.closed {
             return Err(cause.clone());
         }
-        let alone = table.free.len() == table.slots.len();
-        let slot = match table.free.pop() {
-            Some(slot) => slot,
-            None => {
-                table.slots.push(None);
-                table.slots.len() - 1
-            }
-        };
-        let item = Arc::new(make(Seq::new(table.next_seq), slot));
+        let seq = Seq::new(table.next_seq);
         table.next_seq += 1;
-        table.slots[slot] = Some(Arc::clone(&item));
-        Ok((item, alone))
+        let item = table.renewed(seq, admission, shape);
+        table.items.push_back(Arc::clone(&item));
+        Ok(item)
     }
 
-    /// Takes an item out; true for the one call that does.
-    fn remove(&self, item: &Item<P>) -> bool {
+    /// Takes an item out that must not be kept: one of a stream would keep what the stream carries.
+    fn forget(&self, item: &Item<P>) {
         let mut table = lock(&self.0);
-        let Some(place) = table.slots.get_mut(item.slot) else {
-            return false;
-        };
-        let here = place.as_ref().is_some_and(|other| other.seq == item.seq);
-        if here {
-            *place = None;
-            table.free.push(item.slot);
-        }
-        here
+        let place = table.items.iter().position(|other| other.seq == item.seq);
+        let forgotten = place.and_then(|place| table.items.remove(place));
+        drop(table);
+        drop(forgotten);
     }
 
     /// The numbers of the items in flight, and when they were admitted.
     fn open(&self) -> Vec<(Seq, Instant)> {
         let table = lock(&self.0);
-        table.slots.iter().flatten().map(|item| (item.seq, item.admitted)).collect()
+        let open = table.items.iter().filter(|item| !item.result.is_retired());
+        open.map(|item| (item.seq, item.admitted)).collect()
     }
 
     fn all(&self) -> Vec<Arc<Item<P>>> {
-        lock(&self.0).slots.iter().flatten().cloned().collect()
+        let table = lock(&self.0);
+        table.items.iter().filter(|item| !item.result.is_retired()).cloned().collect()
     }
 
     /// The lowest number in flight.
     pub(crate) fn oldest(&self) -> Option<Seq> {
-        lock(&self.0).slots.iter().flatten().map(|item| item.seq).min()
+        let table = lock(&self.0);
+        let left = table.items.iter().filter(|item| !item.result.is_retired());
+        left.map(|item| item.seq).min()
     }
 
+    /// Takes no more items, and retires those that are left.
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {
         let mut table = lock(&self.0);
         table.closed.get_or_insert_with(|| cause.clone());
-        table.free.clear();
-        std::mem::take(&mut table.slots).into_iter().flatten().collect()
+        std::mem::take(&mut table.items).into_iter().filter(|item| item.result.retire()).collect()
+    }
+}
+
+impl<P> Table<P> {
+    /// An item of which nobody has a handle, used before or new.
+    fn renewed(&mut self, seq: Seq, admission: Admission<P>, shape: &Shape) -> Arc<Item<P>> {
+        for _ in 0..LOOKS.min(self.items.len()) {
+            let Some(mut item) = self.items.pop_front() else {
+                break;
+            };
+            if let Some(unheld) = Arc::get_mut(&mut item)
+                && unheld.result.is_retired()
+            {
+                unheld.renew(seq, admission, shape);
+                return item;
+            }
+            if self.items.len() < self.most || !item.result.is_retired() {
+                self.items.push_back(item);
+            }
+        }
+        Arc::new(Item::new(seq, admission, shape))
     }
 }
 

@@ -38,6 +38,19 @@ impl<P> Cells<P> {
         }
     }
 
+    /// Empties the cells for another item.
+    pub(crate) fn renew(&mut self, joins: &[Join]) {
+        for cell in &self.cells {
+            *lock(cell) = None;
+        }
+        for (missing, join) in self.missing.iter().zip(joins) {
+            missing.store(join.ports, Ordering::Relaxed);
+        }
+        for stamp in &self.sent {
+            stamp.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Notes when the item was put onto `edge`. What hands the item over makes it visible.
     pub(crate) fn stamp(&self, edge: usize, at_ns: u64) {
         self.sent[edge].store(at_ns.max(1), Ordering::Relaxed);

@@ -88,8 +88,11 @@ mod pipeline;
 mod profile;
 mod prometheus;
 mod queue;
+#[cfg(all(test, loom))]
+mod races;
 mod region;
 mod registry;
+mod result;
 mod sink;
 mod source;
 mod spans;

@@ -23,7 +23,7 @@ use crate::payload::Payload;
 use crate::queue::Queue;
 use crate::region::{Kind, ROOT, RegionId, Regions};
 use crate::sync::{
-    Arc, AtomicU64, AtomicUsize, Ordering, RecvTimeoutError, Sender, bounded, thread,
+    Apart, Arc, AtomicU64, AtomicUsize, Ordering, RecvTimeoutError, Sender, bounded, thread,
 };
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
@@ -337,7 +337,7 @@ impl<P> Ends<P> {
             });
             Region {
                 shape: self.layout.shapes[region].clone(),
-                entered: AtomicU64::new(0),
+                entered: Apart(AtomicU64::new(0)),
                 budget: match regions.kinds[region] {
                     Kind::Children { actor, .. } => Some((actor, Arc::new(Budget::new(children)))),
                     Kind::Root | Kind::Batches { .. } => None,
@@ -395,7 +395,7 @@ fn wire<P: Payload>(
     let (pipeline, name) = system.next(options.name);
     let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
     let edge_cells = edges.iter().map(|edge| EdgeCell {
-        meter: EdgeMeter::default(),
+        meter: Apart(EdgeMeter::default()),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
         giver: edge.from,
@@ -413,7 +413,7 @@ fn wire<P: Payload>(
     let mut inboxes = Vec::new();
     let mut actor_cells = Vec::new();
     for (me, spec) in actors.iter().enumerate() {
-        let (inbox, sender, bell) = Inbox::new(room(me));
+        let (inbox, sender, bell) = Inbox::new(room(me), options.spin);
         inboxes.push(inbox);
         ends.inboxes.push(sender);
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
@@ -438,6 +438,7 @@ fn wire<P: Payload>(
         name,
         bounds,
         capacity,
+        spin: options.spin,
         ways: ways(&actors, &edges),
         tuner: options.adapt.then(|| Tuner::new(bounds.items, capacity, actors.len(), origin)),
         watch: options.watch.map(Watch::new),

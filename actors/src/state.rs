@@ -177,7 +177,7 @@ impl<P: Payload> Carried<P> {
             match bound {
                 Ok(inputs) => {
                     let now = engine.time(Instant::now());
-                    return engine.inject(&item, inputs.into_iter(), now);
+                    return engine.inject(&item, inputs, now);
                 }
                 Err(error) => {
                     let error = error.at(None, item.seq);

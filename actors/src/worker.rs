@@ -106,6 +106,8 @@ pub(crate) struct Actor<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
+    /// The clock as it was read when the last wait ended, until something happens that takes time.
+    now: Option<Instant>,
 }
 
 /// One more handle on what a child left.
@@ -127,7 +129,7 @@ impl<P: Payload> Drop for Exit<P> {
             let message = format!("the thread of actor `{name}` panicked outside its stage");
             engine.stop(PipelineState::Failed, &ItemError::new(ErrorKind::StageDown, message));
         }
-        engine.actors[*me].lane.release();
+        engine.actors[*me].lane.release(Instant::now());
         engine.exits().ended(*me);
     }
 }
@@ -147,6 +149,7 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
         backlog: VecDeque::new(),
         restarts: Restarts::default(),
         attempt: 0,
+        now: None,
     };
     let built = actor.build();
     let failed = built.is_err();
@@ -216,6 +219,7 @@ impl<P: Payload> Actor<P> {
             self.cell().meter.restarted();
             spans::restarted(&self.cell().name, self.attempt);
             self.build()?;
+            self.now = None;
         }
         self.flush_batches();
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
@@ -246,6 +250,7 @@ impl<P: Payload> Actor<P> {
         if self.outbox.count() == 0 {
             return Ok(());
         }
+        self.now = None;
         let given_up: Vec<_> = self
             .outbox
             .firings()
@@ -283,6 +288,7 @@ impl<P: Payload> Actor<P> {
 
     /// Waits for one message and takes it in.
     fn wait(&mut self) {
+        let level = self.seed.inbox.level();
         let next = match self.seed.inbox.try_next() {
             Some(next) => next,
             None => {
@@ -298,18 +304,21 @@ impl<P: Payload> Actor<P> {
                 let deadline = pending.filter_map(|firing| firing.item.deadline).chain(due).min();
                 let next = self.seed.inbox.next(deadline);
                 if self.outbox.count() == 0 {
-                    self.cell().meter.enter(Phase::Other);
+                    self.now = Some(self.cell().meter.enter(Phase::Other));
                 }
                 next
             }
         };
         if let Next::Message(message) = next {
-            self.take_in(message);
+            self.take_in(message, level);
         }
     }
 
-    /// Gathers the inputs of an item that arrived.
-    fn take_in(&mut self, message: Message<P>) {
+    /// Gathers the inputs of an item out of an inbox that held `level`.
+    fn take_in(&mut self, message: Message<P>, level: usize) {
+        // What lies in front of a join is counted by its edges.
+        let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
+        self.cell().meter.held(level);
         let mut inputs = self.outbox.inputs();
         let mut children = Vec::new();
         let (item, error) = match message {
@@ -382,9 +391,9 @@ impl<P: Payload> Actor<P> {
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
-            let now = Instant::now();
+            let now = self.now.unwrap_or_else(Instant::now);
             self.leave_edges(&work.item, now);
-            self.cell().meter.fired(Duration::ZERO, false);
+            self.cell().meter.fired(now, now, false, None);
             let engine = &self.seed.engine;
             let bytes = engine.weigh(work.inputs.iter().flatten());
             if bytes > 0 {
@@ -398,13 +407,14 @@ impl<P: Payload> Actor<P> {
             return Fired::Yes;
         }
         let seq = work.item.seq;
+        let mut now = self.now.take().unwrap_or_else(Instant::now);
         let lane = &self.cell().lane;
         if self.outbox.count() > 0 {
             if lane.lanes.gives_way(&lane.seat, seq) {
                 return Fired::NotNow(work);
             }
-        } else if !lane.try_acquire() {
-            self.cell().meter.enter(Phase::Blocked);
+        } else if !lane.try_acquire(now) {
+            self.cell().meter.enter_at(Phase::Blocked, now);
             match lane.acquire(seq, || self.stopped()) {
                 Grant::Held => {}
                 Grant::Stopped => return Fired::NotNow(work),
@@ -416,13 +426,16 @@ impl<P: Payload> Actor<P> {
                     return Fired::Yes;
                 }
             }
+            now = Instant::now();
             if let Some(error) = work.item.skip() {
-                lane.release();
+                lane.release(now);
+                self.cell().meter.enter_at(Phase::Other, now);
                 self.pass(&work.item, error);
                 return Fired::Yes;
             }
         }
-        let started = self.cell().meter.enter(Phase::Busy);
+        let started = now;
+        self.cell().meter.enter_at(Phase::Busy, started);
         self.leave_edges(&work.item, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let engine = &self.seed.engine;
@@ -493,7 +506,7 @@ impl<P: Payload> Actor<P> {
             }
         }
         if lay_there {
-            cell.meter.taken.fetch_add(1, Ordering::Relaxed);
+            cell.meter.took();
         }
     }
 
@@ -502,15 +515,13 @@ impl<P: Payload> Actor<P> {
         let Closed { item, started, bytes, kept, outcome, lists } = closed;
         let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
-        let ended = if self.outbox.count() == 0 {
-            let ended = cell.meter.enter(Phase::Other);
-            cell.lane.release();
-            ended
-        } else {
-            Instant::now()
-        };
+        let ended = Instant::now();
+        let over = self.outbox.count() == 0;
         let failed = matches!(&outcome, Err(error) if !error.is_filtered());
-        cell.meter.fired(ended.saturating_duration_since(started), failed);
+        cell.meter.fired(started, ended, failed, over.then_some(Phase::Other));
+        if over {
+            cell.lane.release(ended);
+        }
         let engine = &self.seed.engine;
         let again = outcome.as_ref().is_err_and(|error| {
             let tries = kept.as_ref().map_or(0, |kept| kept.tries);
@@ -542,12 +553,19 @@ impl<P: Payload> Actor<P> {
                 if let Duty::Batch(batcher) = duty {
                     engine.enters(batcher.region, 1);
                 }
-                for (port, payload) in outputs.drain(..).enumerate() {
-                    if let Some(payload) = payload {
-                        self.send(&item, port, payload, at);
+                if let ([targets], None) = (self.seed.routes.as_slice(), self.seed.done) {
+                    // The handle itself goes on, so that its count stays as it is.
+                    if let Some(payload) = outputs.pop().flatten() {
+                        engine.send(targets, item, payload, at);
                     }
+                } else {
+                    for (port, payload) in outputs.drain(..).enumerate() {
+                        if let Some(payload) = payload {
+                            self.send(&item, port, payload, at);
+                        }
+                    }
+                    self.report_done(&item, None);
                 }
-                self.report_done(&item, None);
             }
         }
         self.outbox.recycle_outputs(outputs);
@@ -612,7 +630,7 @@ impl<P: Payload> Actor<P> {
 
     pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
         if let Some(targets) = self.seed.routes.get(port) {
-            self.seed.engine.send(targets, item, payload, at_ns);
+            self.seed.engine.send(targets, Arc::clone(item), payload, at_ns);
         }
     }
 
@@ -673,7 +691,7 @@ impl<P: Payload> Actor<P> {
         let until = Instant::now() + pause;
         while !self.stopped() {
             match self.seed.inbox.next(Some(until)) {
-                Next::Message(message) => self.take_in(message),
+                Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
                 Next::Wake => {}
                 Next::Timeout => return true,
                 Next::Closed => return false,
