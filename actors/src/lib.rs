@@ -125,7 +125,7 @@ pub use inbox::StageWaker;
 pub use metrics::{
     ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
 };
-pub use operator::{Batching, Operator};
+pub use operator::{Batching, Operator, list_fn};
 pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
 pub use overlap::{ActorReport, DeviceReport, OverlapReport};
