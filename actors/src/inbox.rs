@@ -1,11 +1,11 @@
 //! The one place where an actor waits.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::packet::Message;
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded,
+    Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded, spin_until,
 };
 
 /// What an actor is asked to look at before its next firing.
@@ -64,6 +64,10 @@ impl<P> Bell<P> {
 pub(crate) struct Inbox<P> {
     receiver: Receiver<Message<P>>,
     bell: Arc<Bell<P>>,
+    /// How long a wait looks for a message before it sleeps.
+    spin: Duration,
+    /// Places for items.
+    capacity: usize,
 }
 
 /// What an actor finds in its inbox.
@@ -79,14 +83,14 @@ pub(crate) enum Next<P> {
 
 impl<P> Inbox<P> {
     /// An inbox that holds `capacity` packets and the wake token.
-    pub(crate) fn new(capacity: usize) -> (Self, Sender<Message<P>>, Arc<Bell<P>>) {
+    pub(crate) fn new(capacity: usize, spin: Duration) -> (Self, Sender<Message<P>>, Arc<Bell<P>>) {
         let (sender, receiver) = bounded(capacity + 1);
         let bell = Arc::new(Bell {
             flags: Flags::default(),
             pending: AtomicBool::new(false),
             sender: sender.clone(),
         });
-        (Self { receiver, bell: Arc::clone(&bell) }, sender, bell)
+        (Self { receiver, bell: Arc::clone(&bell), spin, capacity }, sender, bell)
     }
 
     pub(crate) fn flags(&self) -> &Flags {
@@ -98,8 +102,23 @@ impl<P> Inbox<P> {
         self.receiver.try_recv().ok().map(|message| self.sort(message))
     }
 
-    /// Waits for the next message, at most until `deadline`.
+    /// Messages that lie in the inbox.
+    pub(crate) fn level(&self) -> usize {
+        // Without the wake token, which may be there.
+        self.receiver.len().min(self.capacity)
+    }
+
+    /// Waits for the next message, at most until `deadline`; looks for it for a while before it
+    /// sleeps.
     pub(crate) fn next(&self, deadline: Option<Instant>) -> Next<P> {
+        let mut found = None;
+        spin_until(self.spin, || {
+            found = self.try_next();
+            found.is_some()
+        });
+        if let Some(found) = found {
+            return found;
+        }
         let received = match deadline {
             None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(deadline) => self.receiver.recv_deadline(deadline),

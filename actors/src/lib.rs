@@ -9,9 +9,15 @@
 //!   chains, skips, fan-out, joins.
 //! - At most [`Options::in_flight`] items hold a **credit**. A full pipeline makes [`Pipeline::push`]
 //!   wait and [`Pipeline::try_push`] say so; inside the pipeline nothing ever blocks.
+//! - **A full pipeline** waits, refuses or drops, as [`Options::when_full`] says; a
+//!   [queue](Options::queue) in front of it bounds what waits by number and [age](Options::max_age),
+//!   a [budget](Options::byte_budget) what is in flight by bytes, and
+//!   [`Options::in_flight_auto`] finds the number that keeps the bottleneck busy.
 //! - **Every item has exactly one result**, a value or an [`ItemError`], whatever fails. An error keeps
 //!   its item's number and travels on to the sink; the items around it are not touched.
-//! - A stage that **panics** is built anew by its [`Factory`], within a limit.
+//! - A stage that **panics** is built anew by its [`Factory`], within a limit; its item can be
+//!   [tried again](Options::retry_panics). A [watchdog](Options::watchdog) names who makes no
+//!   progress.
 //! - Actors on one device share its **lanes** and take turns.
 //! - A [`Ticket`] is waited for, asked, or awaited; [`Pipeline::stream`] gives results in order;
 //!   [`Pipeline::open_stream`] carries state from item to item.
@@ -47,9 +53,12 @@
 //!
 //! # Features
 //!
-//! `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `tracing`: a span per firing and events for restarts, items that are not computed, and stops, for
+//!   a subscriber of the `tracing` crate. [`Trace`] needs no feature.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod batch;
 mod budget;
 pub mod codec;
@@ -63,6 +72,7 @@ mod engine;
 mod error;
 mod flow;
 mod gather;
+mod histogram;
 mod inbox;
 mod item;
 mod join;
@@ -71,14 +81,21 @@ mod metrics;
 mod operator;
 mod options;
 mod outbox;
+mod overlap;
 mod packet;
 mod payload;
 mod pipeline;
+mod profile;
+mod prometheus;
 mod queue;
+#[cfg(all(test, loom))]
+mod races;
 mod region;
 mod registry;
+mod result;
 mod sink;
 mod source;
+mod spans;
 mod spawn;
 mod stage;
 mod state;
@@ -88,10 +105,12 @@ mod sync;
 pub mod synthetic;
 mod system;
 mod ticket;
+mod timeline;
 mod topology;
 mod trace;
 mod watch;
 mod weight;
+mod window;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -101,21 +120,26 @@ pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
 pub use flow::{Flow, Fork};
+pub use histogram::{Histogram, Percentiles};
 pub use inbox::StageWaker;
 pub use metrics::{
-    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats,
+    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
 };
-pub use operator::{Batching, Operator};
+pub use operator::{Batching, Operator, list_fn};
 pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
+pub use overlap::{ActorReport, DeviceReport, OverlapReport};
 pub use packet::{Firing, Seq};
 pub use payload::Payload;
 pub use pipeline::{DrainFuture, Pipeline, PushFuture, StopReport};
+pub use profile::Profile;
 pub use stage::{Factory, Stage, StageContext, stage_fn};
 pub use state::Binding;
 pub use stream::{Results, StreamHandle};
 pub use system::System;
 pub use ticket::Ticket;
+pub use timeline::Wait;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
-pub use trace::{Trace, TraceActor, TraceEvent};
+pub use trace::{Trace, TraceActor, TraceEdge, TraceEvent, TraceItem};
 pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};
+pub use window::Window;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::depth::Work;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::histogram::Histogram;
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, thread};
 use crate::watch::Stall;
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.
@@ -21,123 +22,198 @@ pub(crate) enum Phase {
     Busy = 3,
 }
 
-/// The account of one actor.
+/// The account of one actor. Its thread alone writes it, so that writing needs neither a lock nor an
+/// atomic exchange; `version` is odd meanwhile, and a reader that met a write reads again.
+#[repr(align(128))]
 pub(crate) struct Meter {
-    book: Mutex<Book>,
-    /// Items that left the actor's inbox.
+    origin: Instant,
+    version: AtomicU64,
+    phase: AtomicUsize,
+    /// When the phase began. Times are nanoseconds since `origin`.
+    since: AtomicU64,
+    totals: [AtomicU64; 4],
+    items: AtomicU64,
+    errors: AtomicU64,
+    skipped: AtomicU64,
+    restarts: AtomicU64,
+    retries: AtomicU64,
+    service: AtomicU64,
+    service_min: AtomicU64,
+    service_max: AtomicU64,
+    /// Items that left the edges into the actor: it fired for them, or passed them on.
     pub(crate) taken: AtomicU64,
-}
-
-#[derive(Clone)]
-struct Book {
-    phase: Phase,
-    since: Instant,
-    totals: [Duration; 4],
-    items: u64,
-    errors: u64,
-    skipped: u64,
-    restarts: u64,
-    retries: u64,
-    service: Duration,
-    service_min: Option<Duration>,
-    service_max: Duration,
+    /// The most that lay in the inbox.
+    peak: AtomicU64,
 }
 
 impl Meter {
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(crate) fn new(origin: Instant) -> Self {
         Self {
-            book: Mutex::new(Book {
-                phase: Phase::Other,
-                since: now,
-                totals: [Duration::ZERO; 4],
-                items: 0,
-                errors: 0,
-                skipped: 0,
-                restarts: 0,
-                retries: 0,
-                service: Duration::ZERO,
-                service_min: None,
-                service_max: Duration::ZERO,
-            }),
+            origin,
+            version: AtomicU64::new(0),
+            phase: AtomicUsize::new(Phase::Other as usize),
+            since: AtomicU64::new(0),
+            totals: std::array::from_fn(|_| AtomicU64::new(0)),
+            items: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+            service: AtomicU64::new(0),
+            service_min: AtomicU64::new(u64::MAX),
+            service_max: AtomicU64::new(0),
             taken: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
         }
     }
 
     /// Enters a phase, and gives the instant.
     pub(crate) fn enter(&self, phase: Phase) -> Instant {
-        let mut book = lock(&self.book);
         let now = Instant::now();
-        let spent = now.saturating_duration_since(book.since);
-        let place = book.phase as usize;
-        book.totals[place] += spent;
-        book.phase = phase;
-        book.since = now;
+        self.enter_at(phase, now);
         now
     }
 
-    /// Counts a firing that took `service`.
-    pub(crate) fn fired(&self, service: Duration, failed: bool) {
-        let mut book = lock(&self.book);
-        book.items += 1;
-        book.errors += u64::from(failed);
-        book.service += service;
-        book.service_min = Some(book.service_min.map_or(service, |min| min.min(service)));
-        book.service_max = book.service_max.max(service);
+    /// Enters a phase at `now`.
+    pub(crate) fn enter_at(&self, phase: Phase, now: Instant) {
+        self.write(|| self.turn(phase, now));
+    }
+
+    /// Enters `phase` at `ended`, the end of a firing that began at `started`.
+    pub(crate) fn fired(
+        &self,
+        started: Instant,
+        ended: Instant,
+        failed: bool,
+        phase: Option<Phase>,
+    ) {
+        let service = nanos(ended.saturating_duration_since(started));
+        self.write(|| {
+            if let Some(phase) = phase {
+                self.turn(phase, ended);
+            }
+            add(&self.items, 1);
+            add(&self.errors, u64::from(failed));
+            add(&self.service, service);
+            let min = self.service_min.load(Ordering::Relaxed).min(service);
+            self.service_min.store(min, Ordering::Relaxed);
+            let max = self.service_max.load(Ordering::Relaxed).max(service);
+            self.service_max.store(max, Ordering::Relaxed);
+        });
+    }
+
+    /// Counts an item as gone from the edges into the actor.
+    pub(crate) fn took(&self) {
+        add(&self.taken, 1);
+    }
+
+    /// Notes that the inbox held `level`.
+    pub(crate) fn held(&self, level: usize) {
+        let level = level as u64;
+        if level > self.peak.load(Ordering::Relaxed) {
+            self.peak.store(level, Ordering::Relaxed);
+        }
+    }
+
+    /// The most items that ever lay in the inbox.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
     }
 
     /// Counts an item that passed as an error.
     pub(crate) fn skipped(&self) {
-        lock(&self.book).skipped += 1;
+        add(&self.skipped, 1);
     }
 
     pub(crate) fn restarted(&self) {
-        lock(&self.book).restarts += 1;
+        add(&self.restarts, 1);
+    }
+
+    fn turn(&self, phase: Phase, now: Instant) {
+        let now = nanos(now.saturating_duration_since(self.origin));
+        let spent = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        add(&self.totals[self.phase.load(Ordering::Relaxed)], spent);
+        self.phase.store(phase as usize, Ordering::Relaxed);
+        self.since.store(now, Ordering::Relaxed);
+    }
+
+    fn write(&self, change: impl FnOnce()) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        change();
+        self.version.store(version + 2, Ordering::Release);
+    }
+
+    /// The phase, its begin, and the totals, all of one moment.
+    fn phases(&self) -> (usize, u64, [u64; 4]) {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let phase = self.phase.load(Ordering::Relaxed);
+            let since = self.since.load(Ordering::Relaxed);
+            let totals = std::array::from_fn(|place| self.totals[place].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && before == self.version.load(Ordering::Relaxed) {
+                return (phase, since, totals);
+            }
+            thread::yield_now();
+        }
     }
 
     /// Counts an item that is given to its stage once more.
     pub(crate) fn retried(&self) {
-        lock(&self.book).retries += 1;
+        add(&self.retries, 1);
     }
 
     /// What the actor is doing, and since when.
     pub(crate) fn doing(&self) -> (Phase, Instant) {
-        let book = lock(&self.book);
-        (book.phase, book.since)
+        let (phase, since, _) = self.phases();
+        let phases = [Phase::Other, Phase::Starved, Phase::Blocked, Phase::Busy];
+        (phases[phase], self.origin + Duration::from_nanos(since))
     }
 
     /// What the actor has done until `now`.
     pub(crate) fn work(&self, now: Instant) -> Work {
-        let book = lock(&self.book);
-        let running = match book.phase {
-            Phase::Busy => now.saturating_duration_since(book.since),
-            _ => Duration::ZERO,
-        };
-        let busy = book.totals[Phase::Busy as usize] + running;
-        Work { items: book.items, busy, service: book.service }
+        let (phase, since, totals) = self.phases();
+        let mut busy = totals[Phase::Busy as usize];
+        if phase == Phase::Busy as usize {
+            busy += nanos(now.saturating_duration_since(self.origin)).saturating_sub(since);
+        }
+        Work {
+            items: self.items.load(Ordering::Relaxed),
+            busy: Duration::from_nanos(busy),
+            service: Duration::from_nanos(self.service.load(Ordering::Relaxed)),
+        }
     }
 
     pub(crate) fn snapshot(&self, name: &str, device: &str, now: Instant) -> ActorStats {
-        let mut book = lock(&self.book).clone();
-        let place = book.phase as usize;
-        book.totals[place] += now.saturating_duration_since(book.since);
-        let time = |phase: Phase| nanos(book.totals[phase as usize]);
+        let (phase, since, mut totals) = self.phases();
+        let now = nanos(now.saturating_duration_since(self.origin));
+        totals[phase] += now.saturating_sub(since);
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let min = read(&self.service_min);
         ActorStats {
             name: name.to_owned(),
             device: device.to_owned(),
-            items: book.items,
-            errors: book.errors,
-            skipped: book.skipped,
-            restarts: book.restarts,
-            retries: book.retries,
-            busy_ns: time(Phase::Busy),
-            starved_ns: time(Phase::Starved),
-            blocked_ns: time(Phase::Blocked),
-            other_ns: time(Phase::Other),
-            service_sum_ns: nanos(book.service),
-            service_min_ns: nanos(book.service_min.unwrap_or_default()),
-            service_max_ns: nanos(book.service_max),
+            items: read(&self.items),
+            errors: read(&self.errors),
+            skipped: read(&self.skipped),
+            restarts: read(&self.restarts),
+            retries: read(&self.retries),
+            busy_ns: totals[Phase::Busy as usize],
+            starved_ns: totals[Phase::Starved as usize],
+            blocked_ns: totals[Phase::Blocked as usize],
+            other_ns: totals[Phase::Other as usize],
+            service_sum_ns: read(&self.service),
+            service_min_ns: if min == u64::MAX { 0 } else { min },
+            service_max_ns: read(&self.service_max),
         }
     }
+}
+
+/// Adds to a count that the calling thread alone writes.
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
 /// The account of one edge.
@@ -148,12 +224,15 @@ pub(crate) struct EdgeMeter {
 }
 
 impl EdgeMeter {
-    /// Counts an item into the edge, in front of an actor that has taken `taken` items.
+    /// Counts an item into the edge, in front of a join that has taken `taken` items. What lies in
+    /// the inbox of an actor with one port is counted by the actor.
     pub(crate) fn send(&self, taken: Option<&AtomicU64>) {
         let sent = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(taken) = taken {
-            self.peak
-                .fetch_max(sent.saturating_sub(taken.load(Ordering::Relaxed)), Ordering::Relaxed);
+            let level = sent.saturating_sub(taken.load(Ordering::Relaxed));
+            if level > self.peak.load(Ordering::Relaxed) {
+                self.peak.fetch_max(level, Ordering::Relaxed);
+            }
         }
     }
 
@@ -168,10 +247,11 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 }
 
 /// The state that a pipeline is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PipelineState {
     /// Takes and computes items.
+    #[default]
     Running,
     /// Finishes what is in flight, takes nothing more.
     Draining,
@@ -182,7 +262,7 @@ pub enum PipelineState {
 }
 
 /// The figures of a pipeline at one instant. Times are nanoseconds since the spawn.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stats {
     /// The name of the pipeline.
@@ -205,10 +285,19 @@ pub struct Stats {
     pub failed: u64,
     /// Those of them that a filter took out.
     pub filtered: u64,
-    /// The sum of the times from admission to result of the completed items.
-    pub latency_sum_ns: u64,
-    /// The longest of those times.
-    pub latency_max_ns: u64,
+    /// The times from admission to result of the completed items.
+    pub latency: Histogram,
+    /// When the first item was admitted.
+    pub first: Option<Mark>,
+    /// When the pipeline was last empty and an item was admitted.
+    pub began: Option<Mark>,
+    /// When, since then, as many items had been completed as may be in flight. From there on the
+    /// pipeline is steady.
+    pub filled: Option<Mark>,
+    /// The last completion before the last admission: after it, the pipeline only drains.
+    pub fed: Option<Mark>,
+    /// The last completion.
+    pub last: Option<Mark>,
     /// The actors, in the order of the topology.
     pub actors: Vec<ActorStats>,
     /// The edges, in the order of the topology.
@@ -223,6 +312,42 @@ pub struct Stats {
     pub stall_count: u64,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
+}
+
+/// An instant, and how many items had been completed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Items completed by then.
+    pub items: u64,
+    /// The instant, in nanoseconds since the spawn.
+    pub at_ns: u64,
+}
+
+impl Mark {
+    /// Items completed per second from here to `later`; `None` if there was none.
+    #[must_use]
+    pub fn rate_to(self, later: Self) -> Option<f64> {
+        let items = later.items.checked_sub(self.items).filter(|items| *items > 0)?;
+        let ns = later.at_ns.checked_sub(self.at_ns).filter(|ns| *ns > 0)?;
+        Some(items as f64 * 1e9 / ns as f64)
+    }
+}
+
+impl Stats {
+    /// Items completed per second from the first admission to the last completion: filling, draining
+    /// and idleness in between included.
+    #[must_use]
+    pub fn overall_per_s(&self) -> Option<f64> {
+        self.first?.rate_to(self.last?)
+    }
+
+    /// Items completed per second since the pipeline was filled and as long as it was fed, measured
+    /// between two completions: neither filling nor draining nor idleness is in it. `None` if nothing
+    /// was completed in between.
+    #[must_use]
+    pub fn steady_per_s(&self) -> Option<f64> {
+        self.filled?.rate_to(self.fed?)
+    }
 }
 
 /// What waits in front of a pipeline, what was turned away there, and what its items weigh.
@@ -248,7 +373,7 @@ pub struct AdmissionStats {
 }
 
 /// The budget of a fan-out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FanOutStats {
     /// The name of its actor.
@@ -262,7 +387,7 @@ pub struct FanOutStats {
 }
 
 /// The figures of an actor. The four times add up to the time since the spawn.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ActorStats {
     /// Its name.
@@ -304,25 +429,42 @@ impl ActorStats {
 }
 
 /// The figures of an edge.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EdgeStats {
     /// The giving port, in words.
     pub from: String,
     /// The taking port, in words.
     pub to: String,
+    /// The number of the giving actor in [`Stats::actors`]; `None` for a source.
+    pub giver: Option<usize>,
+    /// The number of the taking actor in [`Stats::actors`]; `None` for a sink.
+    pub taker: Option<usize>,
     /// Items that went through it.
     pub sent: u64,
-    /// Items that lie in it now, in front of its actor.
+    /// Items that lie in it now: given, and not yet fired for or passed on by the taking actor. At
+    /// the sink, items whose other ports are still empty.
     pub level: u64,
     /// The most that ever lay in it.
     pub peak: u64,
     /// The most that can lie in it.
     pub capacity: usize,
+    /// The sum of the times that the items which left it had lain in it, from the end of the firing
+    /// that gave them to the begin of the one that took them: waiting for the taking actor, for its
+    /// other ports, and for a lane.
+    pub wait_sum_ns: u64,
+}
+
+impl EdgeStats {
+    /// The mean time that an item lay in it; 0 before the first left it.
+    #[must_use]
+    pub fn wait_mean_ns(&self) -> u64 {
+        self.wait_sum_ns.checked_div(self.sent.saturating_sub(self.level)).unwrap_or(0)
+    }
 }
 
 /// The figures of a device. Where pipelines share it, they are those of all of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// Its device string.

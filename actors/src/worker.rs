@@ -17,6 +17,7 @@ use crate::outbox::{Closed, Kept, Outbox};
 use crate::packet::{Delivery, Firing, Message};
 use crate::payload::Payload;
 use crate::region::RegionId;
+use crate::spans::{self, FiringSpan};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, build, guarded};
 use crate::sync::{Arc, Ordering, Sender, lock, thread};
@@ -29,6 +30,8 @@ pub(crate) struct Seed<P> {
     /// How many input ports there are, and where the cells lie if there are several.
     pub(crate) inputs: usize,
     pub(crate) join: Option<Join>,
+    /// The edges that end here.
+    pub(crate) arrivals: Vec<usize>,
     /// For each output port, who takes from it.
     pub(crate) routes: Vec<Vec<Target<P>>>,
     /// The sink port that this actor reports to, if nobody takes anything from it.
@@ -103,6 +106,8 @@ pub(crate) struct Actor<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
+    /// The clock as it was read when the last wait ended, until something happens that takes time.
+    now: Option<Instant>,
 }
 
 /// One more handle on what a child left.
@@ -124,7 +129,7 @@ impl<P: Payload> Drop for Exit<P> {
             let message = format!("the thread of actor `{name}` panicked outside its stage");
             engine.stop(PipelineState::Failed, &ItemError::new(ErrorKind::StageDown, message));
         }
-        engine.actors[*me].lane.release();
+        engine.actors[*me].lane.release(Instant::now());
         engine.exits().ended(*me);
     }
 }
@@ -144,6 +149,7 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
         backlog: VecDeque::new(),
         restarts: Restarts::default(),
         attempt: 0,
+        now: None,
     };
     let built = actor.build();
     let failed = built.is_err();
@@ -211,7 +217,9 @@ impl<P: Payload> Actor<P> {
             self.seed.inbox.flags().lower(Flags::RESTART);
             self.drop_stage();
             self.cell().meter.restarted();
+            spans::restarted(&self.cell().name, self.attempt);
             self.build()?;
+            self.now = None;
         }
         self.flush_batches();
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
@@ -242,6 +250,7 @@ impl<P: Payload> Actor<P> {
         if self.outbox.count() == 0 {
             return Ok(());
         }
+        self.now = None;
         let given_up: Vec<_> = self
             .outbox
             .firings()
@@ -279,6 +288,7 @@ impl<P: Payload> Actor<P> {
 
     /// Waits for one message and takes it in.
     fn wait(&mut self) {
+        let level = self.seed.inbox.level();
         let next = match self.seed.inbox.try_next() {
             Some(next) => next,
             None => {
@@ -294,35 +304,30 @@ impl<P: Payload> Actor<P> {
                 let deadline = pending.filter_map(|firing| firing.item.deadline).chain(due).min();
                 let next = self.seed.inbox.next(deadline);
                 if self.outbox.count() == 0 {
-                    self.cell().meter.enter(Phase::Other);
+                    self.now = Some(self.cell().meter.enter(Phase::Other));
                 }
                 next
             }
         };
         if let Next::Message(message) = next {
-            self.take_in(message);
+            self.take_in(message, level);
         }
     }
 
-    /// Gathers the inputs of an item that arrived.
-    fn take_in(&mut self, message: Message<P>) {
+    /// Gathers the inputs of an item out of an inbox that held `level`.
+    fn take_in(&mut self, message: Message<P>, level: usize) {
+        // What lies in front of a join is counted by its edges.
+        let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
+        self.cell().meter.held(level);
         let mut inputs = self.outbox.inputs();
         let mut children = Vec::new();
         let (item, error) = match message {
-            Message::Packet(item, delivery) => {
-                let past =
-                    matches!(self.seed.duty, Duty::Unbatch { region, .. } if item.region != region);
-                self.cell().meter.taken.fetch_add(u64::from(!past), Ordering::Relaxed);
-                match delivery {
-                    Ok(payload) => {
-                        inputs.push(payload);
-                        (item, None)
-                    }
-                    Err(error) => (item, Some(error)),
-                }
+            Message::Packet(item, Ok(payload)) => {
+                inputs.push(payload);
+                (item, None)
             }
+            Message::Packet(item, Err(error)) => (item, Some(error)),
             Message::Ready(item) => {
-                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
                 let error = match self.seed.duty {
                     Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
                         Ok(list) => {
@@ -386,26 +391,30 @@ impl<P: Payload> Actor<P> {
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
-            self.cell().meter.fired(Duration::ZERO, false);
+            let now = self.now.unwrap_or_else(Instant::now);
+            self.leave_edges(&work.item, now);
+            self.cell().meter.fired(now, now, false, None);
             let engine = &self.seed.engine;
             let bytes = engine.weigh(work.inputs.iter().flatten());
             if bytes > 0 {
                 engine.drop_bytes(&work.item, bytes);
             }
+            let at = engine.time(now);
             for payload in work.inputs.into_iter().flatten() {
-                self.send(&work.item, 0, payload);
+                self.send(&work.item, 0, payload, at);
             }
             self.report_done(&work.item, None);
             return Fired::Yes;
         }
         let seq = work.item.seq;
+        let mut now = self.now.take().unwrap_or_else(Instant::now);
         let lane = &self.cell().lane;
         if self.outbox.count() > 0 {
             if lane.lanes.gives_way(&lane.seat, seq) {
                 return Fired::NotNow(work);
             }
-        } else if !lane.try_acquire() {
-            self.cell().meter.enter(Phase::Blocked);
+        } else if !lane.try_acquire(now) {
+            self.cell().meter.enter_at(Phase::Blocked, now);
             match lane.acquire(seq, || self.stopped()) {
                 Grant::Held => {}
                 Grant::Stopped => return Fired::NotNow(work),
@@ -417,13 +426,17 @@ impl<P: Payload> Actor<P> {
                     return Fired::Yes;
                 }
             }
+            now = Instant::now();
             if let Some(error) = work.item.skip() {
-                lane.release();
+                lane.release(now);
+                self.cell().meter.enter_at(Phase::Other, now);
                 self.pass(&work.item, error);
                 return Fired::Yes;
             }
         }
-        let started = self.cell().meter.enter(Phase::Busy);
+        let started = now;
+        self.cell().meter.enter_at(Phase::Busy, started);
+        self.leave_edges(&work.item, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let engine = &self.seed.engine;
         let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
@@ -445,11 +458,12 @@ impl<P: Payload> Actor<P> {
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started, bytes, kept);
+        let span = FiringSpan::new(&self.cell().name, &self.cell().device, seq);
+        self.outbox.begin(item, started, bytes, kept, span.share());
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
-        match guarded("the stage", || Ok(stage.submit(firing, outbox))) {
+        match guarded("the stage", || Ok(span.within(|| stage.submit(firing, outbox)))) {
             Ok(verdict) => {
                 if let Some(closed) = self.outbox.end(verdict) {
                     self.close(closed);
@@ -462,8 +476,38 @@ impl<P: Payload> Actor<P> {
 
     /// Passes an item on as an error without computing it.
     pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+        let now = Instant::now();
+        self.leave_edges(item, now);
+        spans::dropped(&self.cell().name, item.seq, &error);
         self.cell().meter.skipped();
-        self.forward_error(item, error);
+        self.forward_error(item, error, now);
+    }
+
+    /// Counts an item as gone from the edges that end here: a batch that was made here counts for its
+    /// members, and what never lay in them, or left them before, does not count.
+    fn leave_edges(&self, item: &Item<P>, at: Instant) {
+        let now = self.seed.engine.time(at);
+        match &self.seed.duty {
+            Duty::Batch(batcher) if item.region == batcher.region => {
+                item.members().iter().for_each(|member| self.leave(member, now));
+            }
+            _ => self.leave(item, now),
+        }
+    }
+
+    fn leave(&self, item: &Item<P>, now: u64) {
+        let cell = self.cell();
+        let mut lay_there = false;
+        for (edge, waited) in self.seed.arrivals.iter().zip(&cell.waited_ns) {
+            let since = item.cells.unstamp(*edge);
+            if since > 0 {
+                lay_there = true;
+                waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+            }
+        }
+        if lay_there {
+            cell.meter.took();
+        }
     }
 
     /// Books a complete firing and sends its outputs on.
@@ -471,15 +515,13 @@ impl<P: Payload> Actor<P> {
         let Closed { item, started, bytes, kept, outcome, lists } = closed;
         let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
-        let ended = if self.outbox.count() == 0 {
-            let ended = cell.meter.enter(Phase::Other);
-            cell.lane.release();
-            ended
-        } else {
-            Instant::now()
-        };
+        let ended = Instant::now();
+        let over = self.outbox.count() == 0;
         let failed = matches!(&outcome, Err(error) if !error.is_filtered());
-        cell.meter.fired(ended.saturating_duration_since(started), failed);
+        cell.meter.fired(started, ended, failed, over.then_some(Phase::Other));
+        if over {
+            cell.lane.release(ended);
+        }
         let engine = &self.seed.engine;
         let again = outcome.as_ref().is_err_and(|error| {
             let tries = kept.as_ref().map_or(0, |kept| kept.tries);
@@ -489,7 +531,8 @@ impl<P: Payload> Actor<P> {
             let handles = 1 + usize::from(kept.is_some() && !again);
             engine.drop_bytes(&item, handles * bytes);
         }
-        cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
+        let at = engine.time(ended);
+        cell.ring.record(item.seq.number(), engine.time(started), at);
         if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
             cell.meter.retried();
             // Among what waits, it keeps the place that its number gives it.
@@ -501,30 +544,38 @@ impl<P: Payload> Actor<P> {
         }
         let mut outputs = match outcome {
             Ok(outputs) => outputs,
-            Err(error) => return self.forward_error(&item, error),
+            Err(error) => return self.forward_error(&item, error, ended),
         };
         match &self.seed.duty {
-            Duty::FlatMap { region } => self.fan_out(*region, &item, lists),
-            Duty::Unbatch { .. } => self.unbatch(&item, lists),
+            Duty::FlatMap { region } => self.fan_out(*region, &item, lists, at),
+            Duty::Unbatch { .. } => self.unbatch(&item, lists, at),
             duty => {
                 if let Duty::Batch(batcher) = duty {
                     engine.enters(batcher.region, 1);
                 }
-                for (port, payload) in outputs.drain(..).enumerate() {
-                    if let Some(payload) = payload {
-                        self.send(&item, port, payload);
+                if let ([targets], None) = (self.seed.routes.as_slice(), self.seed.done) {
+                    // The handle itself goes on, so that its count stays as it is.
+                    if let Some(payload) = outputs.pop().flatten() {
+                        engine.send(targets, item, payload, at);
                     }
+                } else {
+                    for (port, payload) in outputs.drain(..).enumerate() {
+                        if let Some(payload) = payload {
+                            self.send(&item, port, payload, at);
+                        }
+                    }
+                    self.report_done(&item, None);
                 }
-                self.report_done(&item, None);
             }
         }
         self.outbox.recycle_outputs(outputs);
     }
 
     /// Sends an item on as an error, in the way of the actor's duty.
-    fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+    fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError, at: Instant) {
         let error = item.blame(error, &self.cell().name);
         let engine = &self.seed.engine;
+        let at = engine.time(at);
         match &self.seed.duty {
             Duty::FlatMap { region } if self.seed.done.is_none() => {
                 engine.end_children(*region, item, 0, Some(&error));
@@ -548,10 +599,10 @@ impl<P: Payload> Actor<P> {
                     return;
                 }
                 for member in item.members() {
-                    self.send_error(member, &error.clone().at(None, member.seq));
+                    self.send_error(member, &error.clone().at(None, member.seq), at);
                 }
             }
-            _ => self.send_error(item, &error),
+            _ => self.send_error(item, &error, at),
         }
     }
 
@@ -577,15 +628,15 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P) {
+    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
         if let Some(targets) = self.seed.routes.get(port) {
-            self.seed.engine.send(targets, item, payload);
+            self.seed.engine.send(targets, Arc::clone(item), payload, at_ns);
         }
     }
 
-    pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError) {
+    pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError, at_ns: u64) {
         for targets in &self.seed.routes {
-            self.seed.engine.send_error(targets, item, error);
+            self.seed.engine.send_error(targets, item, error, at_ns);
         }
         self.report_done(item, Some(error));
     }
@@ -598,6 +649,7 @@ impl<P: Payload> Actor<P> {
 
     /// Ends what a stage held that went down, and builds another one. False if the pipeline failed.
     fn recover(&mut self, cause: &ItemError) -> bool {
+        spans::went_down(&self.cell().name, cause);
         self.outbox.fail_all(cause);
         while let Some(closed) = self.outbox.next_complete() {
             self.close(closed);
@@ -613,6 +665,7 @@ impl<P: Payload> Actor<P> {
                 return false;
             }
             self.cell().meter.restarted();
+            spans::restarted(&self.cell().name, self.attempt);
             match self.build() {
                 Ok(()) => return true,
                 Err(error) => cause = error,
@@ -638,7 +691,7 @@ impl<P: Payload> Actor<P> {
         let until = Instant::now() + pause;
         while !self.stopped() {
             match self.seed.inbox.next(Some(until)) {
-                Next::Message(message) => self.take_in(message),
+                Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
                 Next::Wake => {}
                 Next::Timeout => return true,
                 Next::Closed => return false,
