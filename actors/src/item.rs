@@ -58,6 +58,8 @@ pub(crate) struct Shape {
     pub(crate) joins: Vec<Join>,
     /// How many lists of children an item gathers.
     pub(crate) gathers: usize,
+    /// How many edges the topology has: an item has a stamp for each.
+    pub(crate) edges: usize,
 }
 
 /// What an admission says about the item that it makes.
@@ -84,7 +86,7 @@ impl<P> Item<P> {
             start_by: admission.start_by,
             queued: AtomicBool::new(admission.queued),
             cancelled: AtomicBool::new(false),
-            cells: Cells::new(&shape.joins),
+            cells: Cells::new(&shape.joins, shape.edges),
             gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
             result: ResultCell::new(),
         }
@@ -209,8 +211,10 @@ impl<P> Item<P> {
 
     /// Settles with an error and lets the actors skip the item. True if it had no result yet.
     pub(crate) fn abort(&self, error: ItemError) -> bool {
+        let first = self.result.settle(Err(error.at(None, self.seq)));
+        // Only now: an actor that skips the item brings an error of its own to the sink.
         self.cancelled.store(true, Ordering::Release);
-        self.result.settle(Err(error.at(None, self.seq)))
+        first
     }
 
     /// Why an actor need not compute this item any more.

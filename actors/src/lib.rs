@@ -53,9 +53,12 @@
 //!
 //! # Features
 //!
-//! `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `tracing`: a span per firing and events for restarts, items that are not computed, and stops, for
+//!   a subscriber of the `tracing` crate. [`Trace`] needs no feature.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod batch;
 mod budget;
 pub mod codec;
@@ -69,6 +72,7 @@ mod engine;
 mod error;
 mod flow;
 mod gather;
+mod histogram;
 mod inbox;
 mod item;
 mod join;
@@ -77,9 +81,12 @@ mod metrics;
 mod operator;
 mod options;
 mod outbox;
+mod overlap;
 mod packet;
 mod payload;
 mod pipeline;
+mod profile;
+mod prometheus;
 mod queue;
 #[cfg(all(test, loom))]
 mod races;
@@ -88,6 +95,7 @@ mod registry;
 mod result;
 mod sink;
 mod source;
+mod spans;
 mod spawn;
 mod stage;
 mod state;
@@ -97,10 +105,12 @@ mod sync;
 pub mod synthetic;
 mod system;
 mod ticket;
+mod timeline;
 mod topology;
 mod trace;
 mod watch;
 mod weight;
+mod window;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -110,21 +120,26 @@ pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
 pub use flow::{Flow, Fork};
+pub use histogram::{Histogram, Percentiles};
 pub use inbox::StageWaker;
 pub use metrics::{
-    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats,
+    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
 };
 pub use operator::{Batching, Operator, list_fn};
 pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
+pub use overlap::{ActorReport, DeviceReport, OverlapReport};
 pub use packet::{Firing, Seq};
 pub use payload::Payload;
 pub use pipeline::{DrainFuture, Pipeline, PushFuture, StopReport};
+pub use profile::Profile;
 pub use stage::{Factory, Stage, StageContext, stage_fn};
 pub use state::Binding;
 pub use stream::{Results, StreamHandle};
 pub use system::System;
 pub use ticket::Ticket;
+pub use timeline::Wait;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
-pub use trace::{Trace, TraceActor, TraceEvent};
+pub use trace::{Trace, TraceActor, TraceEdge, TraceEvent, TraceItem};
 pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};
+pub use window::Window;

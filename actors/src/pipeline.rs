@@ -14,6 +14,7 @@ use crate::inbox::StageWaker;
 use crate::metrics::{PipelineState, Stats};
 use crate::options::Options;
 use crate::payload::Payload;
+use crate::profile::Profile;
 use crate::registry::Supervised;
 use crate::source::Patience;
 use crate::spawn::{Threads, spawn};
@@ -233,6 +234,12 @@ impl<P: Payload> Pipeline<P> {
     #[must_use]
     pub fn trace(&self) -> Trace {
         self.engine().trace()
+    }
+
+    /// Where the time since the spawn went: figures, report and trace in one call.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        Profile::new(self.stats(), self.trace())
     }
 
     /// Has the stage of `actor` dropped and built anew, as soon as it holds no open firing. No item

@@ -9,7 +9,7 @@ use crate::budget::Budget;
 use crate::credit::Bounds;
 use crate::depth::{Tuner, Ways};
 use crate::edge::{Taker, Target};
-use crate::engine::{ActorCell, EdgeCell, End, Engine, LaneHold, Region, Wiring};
+use crate::engine::{ActorCell, EdgeCell, End, Engine, LaneHold, Region, SinkEdge, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
 use crate::inbox::{Flags, Inbox, StageWaker};
 use crate::item::Shape;
@@ -235,7 +235,8 @@ struct Layout {
 impl Layout {
     fn new<P>(topology: &Topology<P>) -> Self {
         let Topology { sinks, actors, edges, regions, .. } = topology;
-        let mut shapes = vec![Shape::default(); regions.kinds.len()];
+        let shape = Shape { edges: edges.len(), ..Shape::default() };
+        let mut shapes = vec![shape; regions.kinds.len()];
         let mut cells = vec![0; shapes.len()];
         let mut join = |region: RegionId, ports: usize| {
             let (joins, first) = (&mut shapes[region].joins, cells[region]);
@@ -363,6 +364,14 @@ fn capacities(regions: &Regions, root: usize, children: usize) -> Vec<usize> {
     capacities
 }
 
+/// The edges that end at an actor.
+fn arrivals(edges: &[Edge], me: usize) -> impl Iterator<Item = usize> {
+    let numbered = edges.iter().enumerate();
+    numbered
+        .filter(move |(_, edge)| matches!(edge.to, InPort::Actor { actor, .. } if actor == me))
+        .map(|(number, _)| number)
+}
+
 fn wire<P: Payload>(
     system: &System,
     topology: Topology<P>,
@@ -389,6 +398,7 @@ fn wire<P: Payload>(
         meter: Apart(EdgeMeter::default()),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
+        giver: edge.from,
         taker: edge.to,
         capacity: match edge.to {
             InPort::Actor { actor, .. } => room(actor),
@@ -417,6 +427,7 @@ fn wire<P: Payload>(
             bell,
             meter: Meter::new(origin),
             ring: Ring::new(options.trace),
+            waited_ns: arrivals(&edges, actor_cells.len()).map(|_| AtomicU64::new(0)).collect(),
             lane: LaneHold::new(device_lanes, Seat::new(pipeline, spec.height)),
             slots: AtomicUsize::new(1),
         });
@@ -440,10 +451,19 @@ fn wire<P: Payload>(
             .collect(),
         child_bytes: options.child_bytes,
         sinks: sinks.len(),
+        sink_edges: (0..edges.len())
+            .filter(|edge| {
+                // Children and batches do not lie at the sink themselves.
+                let reached = &ends.layout.reached;
+                matches!(edges[*edge].to, InPort::Sink(port) if reached[port] == ROOT)
+            })
+            .map(SinkEdge::new)
+            .collect(),
         actors: actor_cells,
         edges: edge_cells,
         devices,
         origin,
+        trace: options.trace,
     }));
     let enough: Vec<usize> =
         (0..regions.kinds.len()).map(|region| regions.depth(region, &actors, &edges)).collect();
@@ -488,6 +508,7 @@ fn wire<P: Payload>(
             inbox,
             inputs: spec.inputs,
             join: ends.layout.joins[me],
+            arrivals: arrivals(&edges, me).collect(),
             routes,
             done: ends.layout.done[me],
             factory: spec.factory,

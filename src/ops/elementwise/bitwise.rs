@@ -214,6 +214,8 @@ impl CpuKernel for Shift {
         let plan = Broadcast::new([x.shape(), y.shape()])?;
         let mut out = io.allocate(x.dtype(), plan.shape.clone())?;
         for_dtypes!(x.dtype(), T, {
+            // One line for four widths, of which only the widest can fail.
+            #[allow(clippy::unnecessary_fallible_conversions, clippy::useless_conversion)]
             let by = |y: T| u32::try_from(y).unwrap_or(u32::MAX);
             let (x, y) = (x.as_slice::<T>()?, y.as_slice::<T>()?);
             let to = out.as_mut_slice::<T>()?;
