@@ -43,9 +43,13 @@ pub(crate) struct Engine<P> {
     counts: Counts,
 }
 
-/// What is known of an actor outside its thread.
+/// What is known of an actor, or of one replica of it, outside its thread.
 pub(crate) struct ActorCell<P> {
+    /// Its name in reports: that of the actor, and the number of the replica if there are several.
     pub(crate) name: Arc<str>,
+    /// The name of the actor.
+    pub(crate) actor: Arc<str>,
+    pub(crate) replica: usize,
     pub(crate) device: Arc<str>,
     pub(crate) bell: Arc<Bell<P>>,
     pub(crate) meter: Meter,
@@ -72,6 +76,7 @@ pub(crate) struct EdgeCell {
     pub(crate) meter: EdgeMeter,
     pub(crate) from: String,
     pub(crate) to: String,
+    /// The actor by the number of its first replica, as everywhere in the engine.
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
 }
@@ -222,7 +227,7 @@ impl<P: 'static> Engine<P> {
         let actors: Vec<ActorStats> = self
             .actors
             .iter()
-            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
+            .map(|cell| cell.meter.snapshot(&cell.name, &cell.actor, &cell.device, now))
             .collect();
         let edges = self.edges.iter().map(|edge| {
             let (sent, peak) = edge.meter.snapshot();

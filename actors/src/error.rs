@@ -378,6 +378,24 @@ pub enum BuildError {
         /// The actors of one ring, in the order of its edges.
         actors: Vec<String>,
     },
+    /// An actor was given no replica, or more than any machine has use for.
+    #[error("actor `{actor}` is given {replicas} replicas: give it 1 to {most}")]
+    Replicas {
+        /// The actor.
+        actor: String,
+        /// What was given.
+        replicas: usize,
+        /// The most that can be.
+        most: usize,
+    },
+    /// Something was said about an actor that this topology does not have.
+    #[error("actor {actor} does not exist: the topology has {actors}")]
+    UnknownActor {
+        /// The number that was given.
+        actor: usize,
+        /// How many actors there are.
+        actors: usize,
+    },
     /// A device was given no lane, so its actors could never compute.
     #[error("device `{device}` has no lane: give it at least one")]
     NoLanes {

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Instant;
 
-use crate::packet::Message;
+use crate::packet::{Message, Work};
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded,
+    Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded, recv_either,
 };
 
 /// What an actor is asked to look at before its next firing.
@@ -23,6 +23,8 @@ impl Flags {
     pub(crate) const CANCEL: u32 = 8;
     /// The stage asked to be polled.
     pub(crate) const POLL: u32 = 16;
+    /// The factory that the replicas of an actor share is free.
+    pub(crate) const FACTORY: u32 = 32;
 
     pub(crate) fn raise(&self, flag: u32) {
         self.0.fetch_or(flag, Ordering::AcqRel);
@@ -60,8 +62,18 @@ impl<P> Bell<P> {
 
 /// The receiving side.
 pub(crate) struct Inbox<P> {
+    /// Where the bell's token arrives, and the items of an actor without replicas with it.
     receiver: Receiver<Message<P>>,
+    /// Where the items of an actor with replicas arrive. A token in here could reach the wrong
+    /// replica, so each has a channel of its own besides.
+    items: Option<Shared<P>>,
     bell: Arc<Bell<P>>,
+}
+
+/// The inbox that the replicas of an actor share.
+struct Shared<P> {
+    receiver: Receiver<Message<P>>,
+    sender: Sender<Message<P>>,
 }
 
 /// What an actor finds in its inbox.
@@ -84,23 +96,64 @@ impl<P> Inbox<P> {
             pending: AtomicBool::new(false),
             sender: sender.clone(),
         });
-        (Self { receiver, bell: Arc::clone(&bell) }, sender, bell)
+        (Self { receiver, items: None, bell: Arc::clone(&bell) }, sender, bell)
+    }
+
+    /// The inboxes of `replicas` replicas: what is sent goes to one of them, and each has a bell of
+    /// its own.
+    pub(crate) fn shared(capacity: usize, replicas: usize) -> (Vec<Self>, Sender<Message<P>>) {
+        let (sender, receiver) = bounded(capacity);
+        let inbox = |_| {
+            let (mut inbox, _, _) = Self::new(0);
+            inbox.items = Some(Shared { receiver: receiver.clone(), sender: sender.clone() });
+            inbox
+        };
+        ((0..replicas).map(inbox).collect(), sender)
+    }
+
+    pub(crate) const fn bell(&self) -> &Arc<Bell<P>> {
+        &self.bell
+    }
+
+    /// True if other replicas take from the same inbox: what this one cannot compute now is better
+    /// left there.
+    pub(crate) const fn is_shared(&self) -> bool {
+        self.items.is_some()
+    }
+
+    /// Puts an item back for the other replicas; gives it back where there are none.
+    pub(crate) fn give_back(&self, work: Work<P>) -> Result<(), Work<P>> {
+        match &self.items {
+            None => Err(work),
+            Some(shared) => {
+                // Never blocks: the item came out of this inbox, so its place in it is free. The
+                // channel is open as long as this side of it is.
+                let _ = shared.sender.send(Message::Gathered(work));
+                Ok(())
+            }
+        }
     }
 
     pub(crate) fn flags(&self) -> &Flags {
         &self.bell.flags
     }
 
-    /// What lies in the inbox, without waiting.
-    pub(crate) fn try_next(&self) -> Option<Next<P>> {
-        self.receiver.try_recv().ok().map(|message| self.sort(message))
+    /// What lies in the inbox, without waiting; from a shared one only if `items` are wanted.
+    pub(crate) fn try_next(&self, items: bool) -> Option<Next<P>> {
+        let shared = self.items.as_ref().filter(|_| items);
+        let received = self.receiver.try_recv().ok();
+        let received =
+            received.or_else(|| shared.and_then(|shared| shared.receiver.try_recv().ok()));
+        received.map(|message| self.sort(message))
     }
 
-    /// Waits for the next message, at most until `deadline`.
-    pub(crate) fn next(&self, deadline: Option<Instant>) -> Next<P> {
-        let received = match deadline {
-            None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => self.receiver.recv_deadline(deadline),
+    /// Waits for the next message, at most until `deadline`; from a shared inbox only if `items`
+    /// are wanted.
+    pub(crate) fn next(&self, items: bool, deadline: Option<Instant>) -> Next<P> {
+        let received = match (self.items.as_ref().filter(|_| items), deadline) {
+            (None, None) => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            (None, Some(deadline)) => self.receiver.recv_deadline(deadline),
+            (Some(shared), deadline) => recv_either(&self.receiver, &shared.receiver, deadline),
         };
         match received {
             Ok(message) => self.sort(message),

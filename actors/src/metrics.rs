@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub(crate) enum Phase {
 /// The account of one actor.
 pub(crate) struct Meter {
     book: Mutex<Book>,
-    /// Items that left the actor's inbox.
-    pub(crate) taken: AtomicU64,
+    /// Items that left the actor's inbox, whichever replica took them.
+    pub(crate) taken: Arc<AtomicU64>,
 }
 
 #[derive(Clone)]
@@ -41,7 +41,7 @@ struct Book {
 }
 
 impl Meter {
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant, taken: Arc<AtomicU64>) -> Self {
         Self {
             book: Mutex::new(Book {
                 phase: Phase::Other,
@@ -55,7 +55,7 @@ impl Meter {
                 service_min: None,
                 service_max: Duration::ZERO,
             }),
-            taken: AtomicU64::new(0),
+            taken,
         }
     }
 
@@ -90,13 +90,20 @@ impl Meter {
         lock(&self.book).restarts += 1;
     }
 
-    pub(crate) fn snapshot(&self, name: &str, device: &str, now: Instant) -> ActorStats {
+    pub(crate) fn snapshot(
+        &self,
+        name: &str,
+        actor: &str,
+        device: &str,
+        now: Instant,
+    ) -> ActorStats {
         let mut book = lock(&self.book).clone();
         let place = book.phase as usize;
         book.totals[place] += now.saturating_duration_since(book.since);
         let time = |phase: Phase| nanos(book.totals[phase as usize]);
         ActorStats {
             name: name.to_owned(),
+            actor: actor.to_owned(),
             device: device.to_owned(),
             items: book.items,
             errors: book.errors,
@@ -178,7 +185,7 @@ pub struct Stats {
     pub latency_sum_ns: u64,
     /// The longest of those times.
     pub latency_max_ns: u64,
-    /// The actors, in the order of the topology.
+    /// The actors, in the order of the topology; every replica for itself.
     pub actors: Vec<ActorStats>,
     /// The edges, in the order of the topology.
     pub edges: Vec<EdgeStats>,
@@ -188,12 +195,14 @@ pub struct Stats {
     pub detached: Vec<String>,
 }
 
-/// The figures of an actor. The four times add up to the time since the spawn.
+/// The figures of an actor, or of one replica of it. The four times add up to the time since the spawn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ActorStats {
-    /// Its name.
+    /// Its name: that of its actor, or `actor/N` for replica `N` of it.
     pub name: String,
+    /// The name of its actor in the topology.
+    pub actor: String,
     /// Its device.
     pub device: String,
     /// Firings that its stage was given.

@@ -61,12 +61,20 @@ impl<P> Firing<P> {
 /// What an edge delivers for one item: its payload, or the error that it became upstream.
 pub(crate) type Delivery<P> = Result<P, ItemError>;
 
+/// An item that arrived in full.
+pub(crate) struct Work<P> {
+    pub(crate) item: Arc<Item<P>>,
+    pub(crate) inputs: Result<Vec<P>, ItemError>,
+}
+
 /// What lies in an actor's inbox.
 pub(crate) enum Message<P> {
     /// The whole input of an actor with one port.
     Packet(Arc<Item<P>>, Delivery<P>),
     /// Every port of a join holds this item: its inputs lie in the item's cells.
     Ready(Arc<Item<P>>),
+    /// An item whose inputs a replica had gathered already when its stage went down.
+    Gathered(Work<P>),
     /// Look at your flags, and ask your stage what it has finished.
     Wake,
 }

@@ -13,7 +13,7 @@ use crate::metrics::{EdgeMeter, Meter, PipelineState};
 use crate::options::Options;
 use crate::packet::Message;
 use crate::payload::Payload;
-use crate::supervise::RestartPolicy;
+use crate::replica::SharedFactory;
 use crate::sync::{Arc, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
@@ -123,6 +123,8 @@ fn tear_down<P: Payload>(engine: &Arc<Engine<P>>, threads: Threads, timeout: std
 struct Ends<P> {
     inboxes: Vec<Sender<Message<P>>>,
     joins: Vec<Option<Join>>,
+    /// The first thread of each actor: it has one for every replica.
+    firsts: Vec<usize>,
 }
 
 impl<P> Ends<P> {
@@ -135,13 +137,21 @@ impl<P> Ends<P> {
     fn taker(&self, to: InPort) -> Taker<P> {
         match to {
             InPort::Sink(port) => Taker::Sink { port },
-            InPort::Actor { actor, port } => {
-                let inbox = self.inboxes[actor].clone();
-                match self.joins[actor] {
+            InPort::Actor { actor: number, port } => {
+                let (inbox, actor) = (self.inboxes[number].clone(), self.firsts[number]);
+                match self.joins[number] {
                     None => Taker::Only { actor, inbox },
                     Some(join) => Taker::Join { actor, join, port, inbox },
                 }
             }
+        }
+    }
+
+    /// A taking port, its actor named by its first thread.
+    fn by_thread(&self, port: InPort) -> InPort {
+        match port {
+            InPort::Actor { actor, port } => InPort::Actor { actor: self.firsts[actor], port },
+            sink @ InPort::Sink(_) => sink,
         }
     }
 }
@@ -180,36 +190,54 @@ fn wire<P: Payload>(
 
     let (pipeline, name) = system.next(options.name);
     let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
+    let firsts = actors.iter().scan(0, |next, spec: &ActorSpec<P>| {
+        let first = *next;
+        *next += spec.replicas;
+        Some(first)
+    });
+    let mut ends = Ends { inboxes: Vec::new(), joins: actor_joins, firsts: firsts.collect() };
     let edge_cells = edges.iter().map(|edge| EdgeCell {
         meter: EdgeMeter::default(),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
-        taker: edge.to,
+        taker: ends.by_thread(edge.to),
         capacity,
     });
-    let edge_cells = edge_cells.collect();
+    let edge_cells: Vec<_> = edge_cells.collect();
     let origin = Instant::now();
     let mut devices = Vec::new();
-    let mut ends = Ends { inboxes: Vec::new(), joins: actor_joins };
     let mut inboxes = Vec::new();
     let mut actor_cells = Vec::new();
     for spec in &actors {
-        let (inbox, sender, bell) = Inbox::new(capacity);
-        inboxes.push(inbox);
+        let (doors, sender) = match spec.replicas {
+            1 => {
+                let (inbox, sender, _) = Inbox::new(capacity);
+                (vec![inbox], sender)
+            }
+            replicas => Inbox::shared(capacity, replicas),
+        };
         ends.inboxes.push(sender);
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
         let device_lanes = system.lanes_of(&spec.device, stated.map(|(_, lanes)| *lanes));
         if !devices.iter().any(|known| Arc::ptr_eq(known, &device_lanes)) {
             devices.push(Arc::clone(&device_lanes));
         }
-        actor_cells.push(ActorCell {
-            name: Arc::clone(&spec.name),
-            device: Arc::from(spec.device.as_str()),
-            bell,
-            meter: Meter::new(origin),
-            ring: Ring::new(options.trace),
-            lane: LaneHold::new(device_lanes, Seat::new(pipeline, spec.height)),
-        });
+        let device: Arc<str> = Arc::from(spec.device.as_str());
+        let taken = Arc::default();
+        for (replica, (inbox, name)) in doors.iter().zip(spec.threads()).enumerate() {
+            let lanes = Arc::clone(&device_lanes);
+            actor_cells.push(ActorCell {
+                name,
+                actor: Arc::clone(&spec.name),
+                replica,
+                device: Arc::clone(&device),
+                bell: Arc::clone(inbox.bell()),
+                meter: Meter::new(origin, Arc::clone(&taken)),
+                ring: Ring::new(options.trace),
+                lane: LaneHold::new(lanes, Seat::new(pipeline, spec.height)),
+            });
+        }
+        inboxes.push(doors);
     }
     let source_targets =
         (0..sources.len()).map(|port| ends.targets(&edges, OutPort::Source(port))).collect();
@@ -225,36 +253,23 @@ fn wire<P: Payload>(
         devices,
         origin,
     }));
-    let seeds = actors.into_iter().zip(inboxes).enumerate();
-    let seeds = seeds.map(|(me, (spec, inbox))| {
-        seed(&engine, me, spec, inbox, &ends, &edges, done[me], options.policy)
-    });
-    let seeds = seeds.collect();
-    (engine, seeds)
-}
-
-fn seed<P: Payload>(
-    engine: &Arc<Engine<P>>,
-    me: usize,
-    spec: ActorSpec<P>,
-    inbox: Inbox<P>,
-    ends: &Ends<P>,
-    edges: &[Edge],
-    done: Option<usize>,
-    policy: RestartPolicy,
-) -> Seed<P> {
-    let routes = (0..spec.outputs)
-        .map(|port| ends.targets(edges, OutPort::Actor { actor: me, port }))
-        .collect();
-    Seed {
-        engine: Arc::clone(engine),
-        me,
-        inbox,
-        inputs: spec.inputs,
-        join: ends.joins[me],
-        routes,
-        done,
-        factory: spec.factory,
-        policy,
+    let mut seeds = Vec::new();
+    for (number, (spec, inboxes)) in actors.into_iter().zip(inboxes).enumerate() {
+        let factory = SharedFactory::new(spec.factory);
+        for (me, inbox) in (ends.firsts[number]..).zip(inboxes) {
+            let out_ports = (0..spec.outputs).map(|port| OutPort::Actor { actor: number, port });
+            seeds.push(Seed {
+                engine: Arc::clone(&engine),
+                me,
+                inbox,
+                inputs: spec.inputs,
+                join: ends.joins[number],
+                routes: out_ports.map(|port| ends.targets(&edges, port)).collect(),
+                done: done[number],
+                factory: Arc::clone(&factory),
+                policy: options.policy,
+            });
+        }
     }
+    (engine, seeds)
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::{BuildError, ItemError};
+use crate::replica::{MOST_REPLICAS, replica_name};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::sync::Arc;
 
@@ -84,7 +85,7 @@ pub struct Topology<P> {
     pub(crate) actors: Vec<ActorSpec<P>>,
     pub(crate) edges: Vec<Edge>,
     pub(crate) lanes: Vec<(String, usize)>,
-    /// Actors on the longest way from a source to a sink.
+    /// Actors on the longest way from a source to a sink, each as often as it has replicas.
     pub(crate) depth: usize,
 }
 
@@ -94,8 +95,17 @@ pub(crate) struct ActorSpec<P> {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) factory: Factory<P>,
+    /// How many threads run this actor.
+    pub(crate) replicas: usize,
     /// The most actors that can follow on the way to the sink.
     pub(crate) height: usize,
+}
+
+impl<P> ActorSpec<P> {
+    /// The names of the threads that run it.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = Arc<str>> {
+        (0..self.replicas).map(|replica| replica_name(&self.name, replica, self.replicas))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +124,7 @@ impl<P> Topology<P> {
             actors: Vec::new(),
             edges: Vec::new(),
             lanes: Vec::new(),
+            replicas: Vec::new(),
         }
     }
 
@@ -153,6 +164,7 @@ pub struct TopologyBuilder<P> {
     actors: Vec<ActorSpec<P>>,
     edges: Vec<Edge>,
     lanes: Vec<(String, usize)>,
+    replicas: Vec<(usize, usize)>,
 }
 
 impl<P> fmt::Debug for TopologyBuilder<P> {
@@ -196,6 +208,7 @@ impl<P> TopologyBuilder<P> {
             inputs,
             outputs,
             factory: Box::new(factory),
+            replicas: 1,
             height: 0,
         });
         ActorId(self.actors.len() - 1)
@@ -204,6 +217,36 @@ impl<P> TopologyBuilder<P> {
     /// Says how many lanes `device` has; 1 where nothing is said.
     pub fn lanes(&mut self, device: impl Into<String>, lanes: usize) -> &mut Self {
         self.lanes.push((device.into(), lanes));
+        self
+    }
+
+    /// Has `actor` run by so many threads; 1 where nothing is said. They share its inbox, and each
+    /// has a stage of its own from the factory, a restart account of its own, and takes a lane of
+    /// the device of its own: give the device as many [`lanes`](Self::lanes), or they take turns.
+    ///
+    /// Items overtake each other behind replicas. Joins match them by number, and a stream gives
+    /// its results in order; a stage that needs its inputs in order puts a
+    /// [`Reorder`](crate::Reorder) in front of itself.
+    ///
+    /// ```
+    /// use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+    ///
+    /// let mut builder = Topology::<i64>::builder();
+    /// let x = builder.source("x");
+    /// let slow = builder.actor("slow", "cpu", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] * 2])));
+    /// let y = builder.sink("y");
+    /// builder.connect(x, slow.input(0)).connect(slow.output(0), y);
+    /// builder.replicas(slow, 3).lanes("cpu", 3);
+    /// let pipeline = Pipeline::spawn(builder.build()?, Options::new())?;
+    /// for (n, result) in (0..100).zip(pipeline.stream((0..100).map(|n| vec![n]))) {
+    ///     assert_eq!(result?, [2 * n]);
+    /// }
+    /// let names: Vec<_> = pipeline.stats().actors.into_iter().map(|actor| actor.name).collect();
+    /// assert_eq!(names, ["slow/0", "slow/1", "slow/2"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn replicas(&mut self, actor: ActorId, replicas: usize) -> &mut Self {
+        self.replicas.push((actor.0, replicas));
         self
     }
 
@@ -218,12 +261,24 @@ impl<P> TopologyBuilder<P> {
     /// # Errors
     ///
     /// [`BuildError`] for names given twice, ports that do not exist, that nothing or more than one
-    /// edge arrives at, actors without an input, rings, and devices without a lane.
+    /// edge arrives at, actors without an input or a replica, rings, and devices without a lane.
     pub fn build(self) -> Result<Topology<P>, BuildError> {
-        let Self { sources, sinks, mut actors, edges, lanes } = self;
+        let Self { sources, sinks, mut actors, edges, lanes, replicas } = self;
         unique("sources", sources.iter().map(String::as_str))?;
         unique("sinks", sinks.iter().map(String::as_str))?;
+        let count = actors.len();
+        for (actor, replicas) in replicas {
+            let spec = actors.get_mut(actor);
+            let spec = spec.ok_or(BuildError::UnknownActor { actor, actors: count })?;
+            if !(1..=MOST_REPLICAS).contains(&replicas) {
+                let (actor, most) = (spec.name.to_string(), MOST_REPLICAS);
+                return Err(BuildError::Replicas { actor, replicas, most });
+            }
+            spec.replicas = replicas;
+        }
         unique("actors", actors.iter().map(|actor| &*actor.name))?;
+        let threads: Vec<_> = actors.iter().flat_map(ActorSpec::threads).collect();
+        unique("actors", threads.iter().map(|name| &**name))?;
         if let Some(actor) = actors.iter().find(|actor| actor.inputs == 0) {
             return Err(BuildError::NoInputs { actor: actor.name.to_string() });
         }
@@ -262,10 +317,14 @@ impl<P> TopologyBuilder<P> {
         if let Some(port) = taking.into_iter().find(|port| !fed.contains(port)) {
             return Err(BuildError::Unconnected { port: words.in_port(port) });
         }
-        let heights = heights(&actors, &edges)?;
-        let depth = heights.iter().map(|height| height + 1).max().unwrap_or(0);
-        for (actor, height) in actors.iter_mut().zip(heights) {
-            actor.height = height;
+        let threads_after = heights(&actors, &edges, |actor| actor.replicas)?;
+        let threads_from = actors
+            .iter()
+            .zip(threads_after)
+            .map(|(spec, after)| after.saturating_add(spec.replicas));
+        let depth = threads_from.max().unwrap_or(0);
+        for (actor, height) in heights(&actors, &edges, |_| 1)?.into_iter().enumerate() {
+            actors[actor].height = height;
         }
         Ok(Topology { sources, sinks, actors, edges, lanes, depth })
     }
@@ -317,8 +376,12 @@ fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Resul
     Ok(())
 }
 
-/// For each actor, the most actors that can follow it; an error if there is a ring.
-fn heights<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Result<Vec<usize>, BuildError> {
+/// For each actor, the most weight that can follow it; an error if there is a ring.
+fn heights<P>(
+    actors: &[ActorSpec<P>],
+    edges: &[Edge],
+    weight: impl Fn(&ActorSpec<P>) -> usize,
+) -> Result<Vec<usize>, BuildError> {
     let mut next = vec![Vec::new(); actors.len()];
     let mut before = vec![Vec::new(); actors.len()];
     for edge in edges {
@@ -329,14 +392,15 @@ fn heights<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Result<Vec<usize>, Bui
             before[to].push(from);
         }
     }
-    let mut heights = vec![0; actors.len()];
+    let mut heights = vec![0_usize; actors.len()];
     let mut open: Vec<usize> = next.iter().map(Vec::len).collect();
     let mut ready: Vec<usize> = (0..actors.len()).filter(|&actor| open[actor] == 0).collect();
     let mut done = 0;
     while let Some(actor) = ready.pop() {
         done += 1;
         for &from in &before[actor] {
-            heights[from] = heights[from].max(heights[actor] + 1);
+            heights[from] =
+                heights[from].max(heights[actor].saturating_add(weight(&actors[actor])));
             open[from] -= 1;
             if open[from] == 0 {
                 ready.push(from);

@@ -12,10 +12,11 @@ use crate::join::Join;
 use crate::lane::Grant;
 use crate::metrics::{Phase, PipelineState};
 use crate::outbox::{Closed, Outbox};
-use crate::packet::{Firing, Message};
+use crate::packet::{Firing, Message, Work};
 use crate::payload::Payload;
-use crate::stage::{Factory, Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, build, guarded};
+use crate::replica::SharedFactory;
+use crate::stage::{Stage, StageContext};
+use crate::supervise::{RestartPolicy, Restarts, guarded};
 use crate::sync::{Arc, Ordering, Sender, thread};
 
 /// What an actor thread is started with.
@@ -30,14 +31,8 @@ pub(crate) struct Seed<P> {
     pub(crate) routes: Vec<Vec<Target<P>>>,
     /// The sink port that this actor reports to, if nobody takes anything from it.
     pub(crate) done: Option<usize>,
-    pub(crate) factory: Factory<P>,
+    pub(crate) factory: Arc<SharedFactory<P>>,
     pub(crate) policy: RestartPolicy,
-}
-
-/// An item that arrived in full.
-struct Work<P> {
-    item: Arc<Item<P>>,
-    inputs: Result<Vec<P>, ItemError>,
 }
 
 /// What became of an attempt to fire.
@@ -111,17 +106,31 @@ impl<P: Payload> Actor<P> {
     }
 
     fn build(&mut self) -> Result<(), ItemError> {
-        let cell = self.cell();
-        let context = StageContext {
-            actor: Arc::clone(&cell.name),
-            device: Arc::clone(&cell.device),
-            inputs: self.seed.inputs,
-            outputs: self.seed.routes.len(),
-            attempt: self.attempt,
-            waker: StageWaker::new(Arc::clone(&cell.bell)),
-        };
+        let attempt = self.attempt;
         self.attempt += 1;
-        let stage = build(&mut self.seed.factory, context)?;
+        let stage = loop {
+            let cell = self.cell();
+            let context = || StageContext {
+                actor: Arc::clone(&cell.actor),
+                replica: cell.replica,
+                device: Arc::clone(&cell.device),
+                inputs: self.seed.inputs,
+                outputs: self.seed.routes.len(),
+                attempt,
+                waker: StageWaker::new(Arc::clone(&cell.bell)),
+            };
+            if let Some(built) = self.seed.factory.try_build(&cell.bell, context) {
+                break built?;
+            }
+            // Another replica builds; this one waits for nothing else, a stop excepted.
+            while !self.seed.inbox.flags().lower(Flags::FACTORY) {
+                if self.stopped() {
+                    let message = "the pipeline stopped before the stage was built";
+                    return Err(ItemError::new(ErrorKind::Shutdown, message));
+                }
+                self.seed.inbox.next(false, None);
+            }
+        };
         self.slots = guarded("`slots`", || Ok(stage.slots()))?.max(1);
         self.stage = Some(stage);
         Ok(())
@@ -220,7 +229,12 @@ impl<P: Payload> Actor<P> {
 
     /// Waits for one message and takes it in.
     fn wait(&mut self) {
-        let next = match self.seed.inbox.try_next() {
+        // A replica takes only what it can start: the others may be free.
+        let wanted = !self.seed.inbox.is_shared()
+            || (self.backlog.is_empty()
+                && self.outbox.count() < self.slots
+                && !self.seed.inbox.flags().is_raised(Flags::RESTART));
+        let next = match self.seed.inbox.try_next(wanted) {
             Some(next) => next,
             None => {
                 if self.outbox.count() == 0 {
@@ -229,7 +243,7 @@ impl<P: Payload> Actor<P> {
                 let open = self.outbox.firings().iter();
                 let pending = open.filter(|firing| !firing.cancelled);
                 let deadline = pending.filter_map(|firing| firing.item.deadline).min();
-                let next = self.seed.inbox.next(deadline);
+                let next = self.seed.inbox.next(wanted, deadline);
                 if self.outbox.count() == 0 {
                     self.cell().meter.enter(Phase::Other);
                 }
@@ -263,6 +277,11 @@ impl<P: Payload> Actor<P> {
                     }
                 }
                 (item, ItemError::join(errors))
+            }
+            Message::Gathered(work) => {
+                self.outbox.recycle(inputs);
+                self.backlog.push_back(work);
+                return;
             }
             Message::Wake => return,
         };
@@ -367,7 +386,7 @@ impl<P: Payload> Actor<P> {
     }
 
     fn forward_error(&self, item: &Arc<Item<P>>, error: ItemError) {
-        let error = error.at(Some(&self.cell().name), item.seq);
+        let error = error.at(Some(&self.cell().actor), item.seq);
         let engine = &self.seed.engine;
         for targets in &self.seed.routes {
             engine.send_error(targets, item, &error);
@@ -384,6 +403,7 @@ impl<P: Payload> Actor<P> {
             self.close(closed);
         }
         self.drop_stage();
+        self.give_back();
         let mut cause = cause.clone();
         loop {
             let Some(pause) = self.restarts.next(self.seed.policy) else {
@@ -401,6 +421,18 @@ impl<P: Payload> Actor<P> {
         }
     }
 
+    /// Leaves what was taken and not started to the other replicas, if there are any.
+    fn give_back(&mut self) {
+        while let Some(work) = self.backlog.pop_front() {
+            self.cell().meter.taken.fetch_sub(1, Ordering::Relaxed);
+            if let Err(work) = self.seed.inbox.give_back(work) {
+                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
+                self.backlog.push_front(work);
+                return;
+            }
+        }
+    }
+
     fn give_up(&self, cause: ItemError) {
         let name = &self.cell().name;
         let message = format!(
@@ -412,11 +444,12 @@ impl<P: Payload> Actor<P> {
         self.seed.engine.stop(PipelineState::Failed, &failure);
     }
 
-    /// Backs off, taking in what arrives meanwhile. False if the actor is to stop.
+    /// Backs off, taking in what arrives meanwhile, unless other replicas can. False if the actor is to stop.
     fn pause(&mut self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         while !self.stopped() {
-            match self.seed.inbox.next(Some(until)) {
+            let wanted = !self.seed.inbox.is_shared();
+            match self.seed.inbox.next(wanted, Some(until)) {
                 Next::Message(message) => self.take_in(message),
                 Next::Wake => {}
                 Next::Timeout => return true,
