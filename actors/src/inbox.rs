@@ -215,3 +215,45 @@ impl fmt::Debug for StageWaker {
         f.write_str("StageWaker")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ItemError;
+    use crate::item::Item;
+    use crate::packet::Seq;
+
+    fn work(seq: u64) -> Work<i64> {
+        let item = Item::new(Seq::new(seq), 0, None, None, &[], Instant::now());
+        Work { item: Arc::new(item), inputs: Err(ItemError::failed("late")) }
+    }
+
+    #[test]
+    fn a_token_reaches_the_replica_that_it_is_for_and_items_any_of_them() {
+        let (inboxes, sender) = Inbox::<i64>::shared(2, 3);
+        inboxes[1].bell().ring(Flags::POLL);
+        assert!(inboxes[0].try_next(true).is_none());
+        assert!(inboxes[2].try_next(true).is_none());
+        assert!(matches!(inboxes[1].try_next(false), Some(Next::Wake)));
+        assert!(inboxes[1].flags().lower(Flags::POLL) && !inboxes[0].flags().lower(Flags::POLL));
+        let _ = sender.send(Message::Gathered(work(7)));
+        assert!(inboxes[2].try_next(false).is_none(), "took an item that it did not want");
+        assert!(matches!(inboxes[2].next(true, None), Next::Message(Message::Gathered(_))));
+    }
+
+    #[test]
+    fn what_a_replica_gives_back_the_others_find() {
+        let (inboxes, sender) = Inbox::<i64>::shared(1, 2);
+        let _ = sender.send(Message::Gathered(work(7)));
+        let Some(Next::Message(Message::Gathered(taken))) = inboxes[0].try_next(true) else {
+            panic!("nothing arrived");
+        };
+        assert!(inboxes[0].give_back(taken).is_ok());
+        let Some(Next::Message(Message::Gathered(found))) = inboxes[1].try_next(true) else {
+            panic!("nothing was given back");
+        };
+        assert_eq!(found.item.seq, Seq::new(7));
+        let (single, _sender, _) = Inbox::<i64>::new(1);
+        assert!(single.give_back(work(8)).is_err());
+    }
+}
