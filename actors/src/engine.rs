@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use crate::budget::{Budget, CpuStats};
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
@@ -36,6 +37,9 @@ pub(crate) struct Engine<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    budget: Arc<Budget>,
+    /// What there was to notice when the actors asked for their share of the budget.
+    notices: Vec<String>,
     pub(crate) next_stream: AtomicU64,
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
@@ -55,6 +59,10 @@ pub(crate) struct ActorCell<P> {
     pub(crate) meter: Meter,
     pub(crate) ring: Ring,
     pub(crate) lane: LaneHold,
+    /// The CPU threads that it was granted.
+    pub(crate) threads: usize,
+    /// The core that its thread runs on, or why it could not be pinned; `None` if it was not to be.
+    pub(crate) pinned: Mutex<Option<Result<usize, String>>>,
 }
 
 /// An actor's hold on a lane of its device.
@@ -101,6 +109,8 @@ pub(crate) struct Wiring<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) notices: Vec<String>,
     pub(crate) origin: Instant,
 }
 
@@ -119,6 +129,8 @@ impl<P: 'static> Engine<P> {
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
+            budget: wiring.budget,
+            notices: wiring.notices,
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
             counts: Counts::default(),
@@ -227,7 +239,12 @@ impl<P: 'static> Engine<P> {
         let actors: Vec<ActorStats> = self
             .actors
             .iter()
-            .map(|cell| cell.meter.snapshot(&cell.name, &cell.actor, &cell.device, now))
+            .map(|cell| {
+                let meter = cell.meter.snapshot(&cell.name, &cell.actor, &cell.device, now);
+                let core =
+                    lock(&cell.pinned).as_ref().and_then(|pinned| pinned.as_ref().ok().copied());
+                ActorStats { threads: cell.threads, core, ..meter }
+            })
             .collect();
         let edges = self.edges.iter().map(|edge| {
             let (sent, peak) = edge.meter.snapshot();
@@ -271,8 +288,20 @@ impl<P: 'static> Engine<P> {
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
+            cpu: self.cpu_stats(),
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
+    }
+
+    fn cpu_stats(&self) -> CpuStats {
+        let (budget, used) = self.budget.level();
+        let mut notices = self.notices.clone();
+        for cell in &self.actors {
+            if let Some(Err(why)) = &*lock(&cell.pinned) {
+                notices.push(format!("the thread of actor `{}` is not pinned: {why}", cell.name));
+            }
+        }
+        CpuStats { budget, used, notices }
     }
 
     pub(crate) fn trace(&self) -> Trace {

@@ -433,6 +433,23 @@ pub enum SpawnError {
         /// The actors that were still being built.
         actors: Vec<String>,
     },
+    /// The CPU budget of the system has not as many threads left as the pipeline asks for, and its
+    /// policy is to refuse.
+    #[error(
+        "pipeline `{pipeline}` asks for {asked} CPU threads, and {} of the {budget} of the system \
+         are left: give its actors fewer threads or lanes that they share, or raise the budget",
+        .budget.saturating_sub(*.used)
+    )]
+    CpuBudget {
+        /// The pipeline.
+        pipeline: String,
+        /// The threads that its devices would compute on at once.
+        asked: usize,
+        /// The threads that other pipelines hold.
+        used: usize,
+        /// The threads of the system.
+        budget: usize,
+    },
     /// An option has a value that cannot work.
     #[error("{0}")]
     Options(String),

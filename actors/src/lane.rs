@@ -85,6 +85,11 @@ impl Lanes {
         })
     }
 
+    /// How many lanes there are.
+    pub(crate) fn total(&self) -> usize {
+        lock(&self.state).total
+    }
+
     /// Takes a lane without waiting, if one is free.
     pub(crate) fn try_acquire(&self, seat: &Seat) -> bool {
         let mut state = lock(&self.state);

@@ -12,7 +12,8 @@
 //! - **Every item has exactly one result**, a value or an [`ItemError`], whatever fails. An error keeps
 //!   its item's number and travels on to the sink; the items around it are not touched.
 //! - A stage that **panics** is built anew by its [`Factory`], within a limit.
-//! - Actors on one device share its **lanes** and take turns.
+//! - Actors on one device share its **lanes** and take turns; an actor may have
+//!   [replicas](TopologyBuilder::replicas), and the pipelines of a [`System`] one CPU budget.
 //! - A [`Ticket`] is waited for, asked, or awaited; [`Pipeline::stream`] gives results in order;
 //!   [`Pipeline::open_stream`] carries state from item to item.
 //! - Every wait ends: at a deadline, at a result, or when the pipeline stops.
@@ -47,9 +48,13 @@
 //!
 //! # Features
 //!
-//! `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `affinity`: pinning threads to processor cores, in `affinity`.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "affinity")]
+pub mod affinity;
+mod budget;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
@@ -87,6 +92,7 @@ mod worker;
 #[doc = include_str!("PROTOCOL.md")]
 pub mod protocol {}
 
+pub use budget::{CpuPolicy, CpuReport, CpuShare, CpuStats};
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::CpuStats;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.
@@ -105,6 +106,8 @@ impl Meter {
             name: name.to_owned(),
             actor: actor.to_owned(),
             device: device.to_owned(),
+            threads: 0,
+            core: None,
             items: book.items,
             errors: book.errors,
             skipped: book.skipped,
@@ -191,6 +194,8 @@ pub struct Stats {
     pub edges: Vec<EdgeStats>,
     /// The devices, in the order in which the actors name them.
     pub devices: Vec<DeviceStats>,
+    /// The CPU budget of the system that the pipeline belongs to.
+    pub cpu: CpuStats,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
 }
@@ -205,6 +210,10 @@ pub struct ActorStats {
     pub actor: String,
     /// Its device.
     pub device: String,
+    /// The CPU threads that it was granted; 0 if it asked for none.
+    pub threads: usize,
+    /// The processor core that its thread is pinned to.
+    pub core: Option<usize>,
     /// Firings that its stage was given.
     pub items: u64,
     /// Those of them that ended in an error.

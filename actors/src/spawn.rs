@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use crate::budget::Ask;
 use crate::edge::{Taker, Target};
 use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
@@ -14,7 +15,7 @@ use crate::options::Options;
 use crate::packet::Message;
 use crate::payload::Payload;
 use crate::replica::SharedFactory;
-use crate::sync::{Arc, RecvTimeoutError, Sender, bounded, thread};
+use crate::sync::{Arc, Mutex, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
 use crate::trace::Ring;
@@ -57,7 +58,7 @@ pub(crate) fn spawn<P: Payload>(
         return Err(SpawnError::Options(message.into()));
     }
     let capacity = in_flight.max(options.max_in_flight.unwrap_or(0));
-    let (engine, seeds) = wire(system, topology, options, in_flight, capacity);
+    let (engine, seeds) = wire(system, topology, options, in_flight, capacity)?;
     let mut threads = Threads::default();
     let (ready, report) = bounded(seeds.len().max(1));
     for seed in seeds {
@@ -162,7 +163,7 @@ fn wire<P: Payload>(
     options: Options,
     in_flight: usize,
     capacity: usize,
-) -> (Arc<Engine<P>>, Vec<Seed<P>>) {
+) -> Result<(Arc<Engine<P>>, Vec<Seed<P>>), SpawnError> {
     let Topology { sources, sinks, actors, edges, lanes, .. } = topology;
     let terminal = |actor: usize| {
         !edges.iter().any(|edge| matches!(edge.from, OutPort::Actor { actor: a, .. } if a == actor))
@@ -207,6 +208,7 @@ fn wire<P: Payload>(
     let origin = Instant::now();
     let mut devices = Vec::new();
     let mut inboxes = Vec::new();
+    let mut asks = Vec::new();
     let mut actor_cells = Vec::new();
     for spec in &actors {
         let (doors, sender) = match spec.replicas {
@@ -224,8 +226,14 @@ fn wire<P: Payload>(
         }
         let device: Arc<str> = Arc::from(spec.device.as_str());
         let taken = Arc::default();
-        for (replica, (inbox, name)) in doors.iter().zip(spec.threads()).enumerate() {
+        for (replica, (inbox, name)) in doors.iter().zip(spec.thread_names()).enumerate() {
             let lanes = Arc::clone(&device_lanes);
+            asks.push(Ask {
+                actor: Arc::clone(&name),
+                device: Arc::clone(&device),
+                lanes: lanes.total(),
+                threads: spec.threads,
+            });
             actor_cells.push(ActorCell {
                 name,
                 actor: Arc::clone(&spec.name),
@@ -235,9 +243,16 @@ fn wire<P: Payload>(
                 meter: Meter::new(origin, Arc::clone(&taken)),
                 ring: Ring::new(options.trace),
                 lane: LaneHold::new(lanes, Seat::new(pipeline, spec.height)),
+                threads: 0,
+                pinned: Mutex::new(None),
             });
         }
         inboxes.push(doors);
+    }
+    let budget = system.budget();
+    let (shares, notices) = budget.claim(&name, &asks)?;
+    for (cell, share) in actor_cells.iter_mut().zip(&shares) {
+        cell.threads = share.as_ref().map_or(0, |share| share.granted);
     }
     let source_targets =
         (0..sources.len()).map(|port| ends.targets(&edges, OutPort::Source(port))).collect();
@@ -251,9 +266,12 @@ fn wire<P: Payload>(
         actors: actor_cells,
         edges: edge_cells,
         devices,
+        budget: Arc::clone(budget),
+        notices,
         origin,
     }));
     let mut seeds = Vec::new();
+    let mut shares = shares.into_iter();
     for (number, (spec, inboxes)) in actors.into_iter().zip(inboxes).enumerate() {
         let factory = SharedFactory::new(spec.factory);
         for (me, inbox) in (ends.firsts[number]..).zip(inboxes) {
@@ -268,8 +286,9 @@ fn wire<P: Payload>(
                 done: done[number],
                 factory: Arc::clone(&factory),
                 policy: options.policy,
+                share: shares.next().flatten(),
             });
         }
     }
-    (engine, seeds)
+    Ok((engine, seeds))
 }

@@ -103,6 +103,13 @@ pub struct StageContext {
     pub outputs: usize,
     /// How many stages were built for this actor, or this replica of it, before.
     pub attempt: usize,
+    /// How many CPU threads the stage may compute on at once: what the system granted of what the
+    /// topology asked for. 0 for an actor that asked for none.
+    pub threads: usize,
+    /// The cores that these are meant for, one for each thread, if the system pins its threads and
+    /// has as many: for `affinity::pin` on threads that the stage starts itself. The actor's own
+    /// thread is pinned to the first.
+    pub cores: Vec<usize>,
     /// Wakes the actor, so that it polls its stage. Keep a clone for completion callbacks.
     pub waker: StageWaker,
 }
@@ -116,6 +123,7 @@ impl fmt::Debug for StageContext {
             .field("inputs", &self.inputs)
             .field("outputs", &self.outputs)
             .field("attempt", &self.attempt)
+            .field("threads", &self.threads)
             .finish_non_exhaustive()
     }
 }

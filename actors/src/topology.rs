@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use crate::budget::usual_threads;
 use crate::error::{BuildError, ItemError};
 use crate::replica::{MOST_REPLICAS, replica_name};
 use crate::stage::{Factory, Stage, StageContext};
@@ -97,13 +98,15 @@ pub(crate) struct ActorSpec<P> {
     pub(crate) factory: Factory<P>,
     /// How many threads run this actor.
     pub(crate) replicas: usize,
+    /// How many threads each of them computes on.
+    pub(crate) threads: usize,
     /// The most actors that can follow on the way to the sink.
     pub(crate) height: usize,
 }
 
 impl<P> ActorSpec<P> {
     /// The names of the threads that run it.
-    pub(crate) fn threads(&self) -> impl Iterator<Item = Arc<str>> {
+    pub(crate) fn thread_names(&self) -> impl Iterator<Item = Arc<str>> {
         (0..self.replicas).map(|replica| replica_name(&self.name, replica, self.replicas))
     }
 }
@@ -125,6 +128,7 @@ impl<P> Topology<P> {
             edges: Vec::new(),
             lanes: Vec::new(),
             replicas: Vec::new(),
+            threads: Vec::new(),
         }
     }
 
@@ -165,6 +169,7 @@ pub struct TopologyBuilder<P> {
     edges: Vec<Edge>,
     lanes: Vec<(String, usize)>,
     replicas: Vec<(usize, usize)>,
+    threads: Vec<(usize, usize)>,
 }
 
 impl<P> fmt::Debug for TopologyBuilder<P> {
@@ -202,9 +207,11 @@ impl<P> TopologyBuilder<P> {
         outputs: usize,
         factory: impl FnMut(StageContext) -> Result<Box<dyn Stage<P>>, ItemError> + Send + 'static,
     ) -> ActorId {
+        let device = device.into();
         self.actors.push(ActorSpec {
             name: Arc::from(name.into()),
-            device: device.into(),
+            threads: usual_threads(&device),
+            device,
             inputs,
             outputs,
             factory: Box::new(factory),
@@ -250,6 +257,15 @@ impl<P> TopologyBuilder<P> {
         self
     }
 
+    /// Says how many CPU threads `actor`, or each replica of it, computes on at once: what it asks
+    /// the [budget of its system](crate::System::cpu_budget) for. Where nothing is said, 1 on the
+    /// devices `cpu` and `cpu:N`, and none on any other, whose actors wait rather than compute. The
+    /// stage keeps to what it was granted, [`StageContext::threads`].
+    pub fn threads(&mut self, actor: ActorId, threads: usize) -> &mut Self {
+        self.threads.push((actor.0, threads));
+        self
+    }
+
     /// Adds an edge. A giving port may have any number of edges; a taking port has exactly one.
     pub fn connect(&mut self, from: OutPort, to: InPort) -> &mut Self {
         self.edges.push(Edge { from, to });
@@ -263,7 +279,7 @@ impl<P> TopologyBuilder<P> {
     /// [`BuildError`] for names given twice, ports that do not exist, that nothing or more than one
     /// edge arrives at, actors without an input or a replica, rings, and devices without a lane.
     pub fn build(self) -> Result<Topology<P>, BuildError> {
-        let Self { sources, sinks, mut actors, edges, lanes, replicas } = self;
+        let Self { sources, sinks, mut actors, edges, lanes, replicas, threads } = self;
         unique("sources", sources.iter().map(String::as_str))?;
         unique("sinks", sinks.iter().map(String::as_str))?;
         let count = actors.len();
@@ -276,9 +292,13 @@ impl<P> TopologyBuilder<P> {
             }
             spec.replicas = replicas;
         }
+        for (actor, threads) in threads {
+            let spec = actors.get_mut(actor);
+            spec.ok_or(BuildError::UnknownActor { actor, actors: count })?.threads = threads;
+        }
         unique("actors", actors.iter().map(|actor| &*actor.name))?;
-        let threads: Vec<_> = actors.iter().flat_map(ActorSpec::threads).collect();
-        unique("actors", threads.iter().map(|name| &**name))?;
+        let names: Vec<_> = actors.iter().flat_map(ActorSpec::thread_names).collect();
+        unique("actors", names.iter().map(|name| &**name))?;
         if let Some(actor) = actors.iter().find(|actor| actor.inputs == 0) {
             return Err(BuildError::NoInputs { actor: actor.name.to_string() });
         }

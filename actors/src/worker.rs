@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::budget::Share;
 use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
 use crate::error::{ErrorKind, ItemError};
@@ -17,6 +18,8 @@ use crate::payload::Payload;
 use crate::replica::SharedFactory;
 use crate::stage::{Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, guarded};
+#[cfg(feature = "affinity")]
+use crate::sync::lock;
 use crate::sync::{Arc, Ordering, Sender, thread};
 
 /// What an actor thread is started with.
@@ -33,6 +36,8 @@ pub(crate) struct Seed<P> {
     pub(crate) done: Option<usize>,
     pub(crate) factory: Arc<SharedFactory<P>>,
     pub(crate) policy: RestartPolicy,
+    /// Its part of the CPU budget, held as long as the thread lives.
+    pub(crate) share: Option<Share>,
 }
 
 /// What became of an attempt to fire.
@@ -77,6 +82,10 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     let me = seed.me;
     let _exit = Exit(Arc::clone(&seed.engine), me);
     seed.engine.exits().started(me);
+    #[cfg(feature = "affinity")]
+    if let Some(&core) = seed.share.as_ref().and_then(|share| share.cores.first()) {
+        *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(core).map(|()| core));
+    }
     let outputs = seed.routes.len();
     let mut actor = Actor {
         seed,
@@ -117,6 +126,8 @@ impl<P: Payload> Actor<P> {
                 inputs: self.seed.inputs,
                 outputs: self.seed.routes.len(),
                 attempt,
+                threads: self.seed.share.as_ref().map_or(0, |share| share.granted),
+                cores: self.seed.share.as_ref().map_or_else(Vec::new, |share| share.cores.clone()),
                 waker: StageWaker::new(Arc::clone(&cell.bell)),
             };
             if let Some(built) = self.seed.factory.try_build(&cell.bell, context) {
