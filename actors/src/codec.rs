@@ -399,7 +399,7 @@ mod tests {
                 poisoned: 0,
                 busy_ns: 4,
             }],
-            cpu: crate::budget::CpuStats::default(),
+            cpu: crate::cpu::CpuStats::default(),
             detached: vec!["a".into()],
         };
         let wire: Stats = decode(&encode(&stats, 4096).unwrap(), 4096).unwrap();

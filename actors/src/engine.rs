@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use crate::budget::{Budget, CpuStats};
+use crate::cpu::{CpuBudget, CpuStats};
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
@@ -37,7 +37,7 @@ pub(crate) struct Engine<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
-    budget: Arc<Budget>,
+    budget: Arc<CpuBudget>,
     /// What there was to notice when the actors asked for their share of the budget.
     notices: Vec<String>,
     pub(crate) next_stream: AtomicU64,
@@ -109,7 +109,7 @@ pub(crate) struct Wiring<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
-    pub(crate) budget: Arc<Budget>,
+    pub(crate) budget: Arc<CpuBudget>,
     pub(crate) notices: Vec<String>,
     pub(crate) origin: Instant,
 }

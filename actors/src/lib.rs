@@ -54,10 +54,10 @@
 
 #[cfg(feature = "affinity")]
 pub mod affinity;
-mod budget;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
+mod cpu;
 mod credit;
 mod edge;
 mod engine;
@@ -92,7 +92,7 @@ mod worker;
 #[doc = include_str!("PROTOCOL.md")]
 pub mod protocol {}
 
-pub use budget::{CpuPolicy, CpuReport, CpuShare, CpuStats};
+pub use cpu::{CpuPolicy, CpuReport, CpuShare, CpuStats};
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::budget::CpuStats;
+use crate::cpu::CpuStats;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crate::budget::Ask;
+use crate::cpu::Ask;
 use crate::edge::{Taker, Target};
 use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};

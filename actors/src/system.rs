@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Instant;
 
-use crate::budget::{Budget, CpuPolicy, CpuReport};
+use crate::cpu::{CpuBudget, CpuPolicy, CpuReport};
 use crate::error::SpawnError;
 use crate::lane::Lanes;
 use crate::metrics::Stats;
@@ -44,7 +44,7 @@ pub struct System {
 struct Shared {
     next: AtomicU64,
     devices: Mutex<HashMap<String, Arc<Lanes>>>,
-    budget: Arc<Budget>,
+    budget: Arc<CpuBudget>,
     pipelines: Registry,
 }
 
@@ -169,7 +169,7 @@ impl System {
         pipelines.iter().map(stop).collect()
     }
 
-    pub(crate) fn budget(&self) -> &Arc<Budget> {
+    pub(crate) fn budget(&self) -> &Arc<CpuBudget> {
         &self.shared.budget
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use crate::budget::usual_threads;
+use crate::cpu::usual_threads;
 use crate::error::{BuildError, ItemError};
 use crate::replica::{MOST_REPLICAS, replica_name};
 use crate::stage::{Factory, Stage, StageContext};

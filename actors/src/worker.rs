@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::budget::Share;
+use crate::cpu::Share;
 use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
 use crate::error::{ErrorKind, ItemError};

@@ -91,7 +91,7 @@ pub(crate) struct Ask {
 pub(crate) struct Share {
     pub(crate) granted: usize,
     pub(crate) cores: Vec<usize>,
-    budget: Arc<Budget>,
+    budget: Arc<CpuBudget>,
     device: Arc<str>,
     holder: u64,
 }
@@ -104,7 +104,7 @@ impl Drop for Share {
 
 /// The account of a system.
 #[derive(Default)]
-pub(crate) struct Budget(Mutex<State>);
+pub(crate) struct CpuBudget(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -230,7 +230,7 @@ impl State {
     }
 }
 
-impl Budget {
+impl CpuBudget {
     pub(crate) fn limit(&self, threads: usize) {
         lock(&self.0).limit = Some(threads);
     }
@@ -340,7 +340,7 @@ impl Budget {
     }
 }
 
-impl fmt::Debug for Budget {
+impl fmt::Debug for CpuBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.report().fmt(f)
     }
@@ -360,8 +360,8 @@ mod tests {
         Ask { actor: actor.into(), device: device.into(), lanes, threads }
     }
 
-    fn budget(limit: usize) -> Arc<Budget> {
-        let budget = Arc::new(Budget::default());
+    fn budget(limit: usize) -> Arc<CpuBudget> {
+        let budget = Arc::new(CpuBudget::default());
         budget.limit(limit);
         budget
     }
