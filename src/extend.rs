@@ -9,6 +9,6 @@ pub use crate::ops::case::Case;
 pub use crate::ops::cost::{Cost, CostQuery};
 pub use crate::ops::{
     AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, OpRegistry, Port, PortKind, Prepare,
-    types,
+    batch, cost, kernel_fn, types,
 };
 pub use crate::prelude::*;

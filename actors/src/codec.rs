@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn stats_and_traces_are_equal_in_json_and_on_the_wire() {
-        use crate::metrics::{DeviceStats, PipelineState, Stats};
+        use crate::metrics::{DeviceStats, FanOutStats, PipelineState, Stats};
         let stats = Stats {
             name: "p".into(),
             state: PipelineState::Draining,
@@ -388,6 +388,7 @@ mod tests {
             admitted: 3,
             completed: 2,
             failed: 1,
+            filtered: 1,
             latency_sum_ns: 9,
             latency_max_ns: 8,
             actors: vec![],
@@ -399,6 +400,7 @@ mod tests {
                 poisoned: 0,
                 busy_ns: 4,
             }],
+            fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
             cpu: crate::cpu::CpuStats::default(),
             detached: vec!["a".into()],
         };

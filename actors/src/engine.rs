@@ -6,19 +6,23 @@ use std::task::Waker;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use crate::budget::Budget;
 use crate::cpu::{CpuBudget, CpuStats};
 use crate::credit::Credits;
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
-use crate::item::{Item, Outcome};
+use crate::item::{Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
-use crate::metrics::{ActorStats, DeviceStats, EdgeMeter, EdgeStats, Meter, PipelineState, Stats};
-use crate::packet::Seq;
+use crate::metrics::{
+    ActorStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Meter, PipelineState, Stats,
+};
+use crate::packet::{Message, Seq};
 use crate::payload::Payload;
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, thread, wait_until};
+use crate::region::{ROOT, RegionId};
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until};
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
 
@@ -29,9 +33,13 @@ pub(crate) struct Engine<P> {
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    /// The joins of the actors and, last, of the sink.
-    pub(crate) joins: Vec<Join>,
+    /// The root first.
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    /// For each port of the sink, where the lists of children lie that reach it, if they do.
+    pub(crate) listed: Vec<Option<usize>>,
+    /// The bytes that the collected children of one item may keep.
+    pub(crate) child_bytes: usize,
     /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
     pub(crate) sinks: usize,
     pub(crate) actors: Vec<ActorCell<P>>,
@@ -45,6 +53,30 @@ pub(crate) struct Engine<P> {
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     exits: Exits,
     counts: Counts,
+}
+
+/// One region of the topology, while it runs.
+pub(crate) struct Region<P> {
+    /// What its items are made with.
+    pub(crate) shape: Shape,
+    /// Items that entered so far: announced before they are sent.
+    pub(crate) entered: AtomicU64,
+    /// The fan-out whose children flow here, and its budget.
+    pub(crate) budget: Option<(usize, Arc<Budget>)>,
+    /// Where its items leave it.
+    pub(crate) ends: Vec<End<P>>,
+    /// For each port of the sink that lies behind this region, the list in the parent.
+    pub(crate) exits: Vec<Option<usize>>,
+}
+
+/// Where the items of a region leave it.
+pub(crate) enum End<P> {
+    /// At a collect, which has this list in the parent.
+    Collect { slot: usize, inbox: Sender<Message<P>> },
+    /// At an unbatch.
+    Unbatch { inbox: Sender<Message<P>> },
+    /// At a port of the sink.
+    Sink { port: usize },
 }
 
 /// What is known of an actor, or of one replica of it, outside its thread.
@@ -87,6 +119,8 @@ pub(crate) struct EdgeCell {
     /// The actor by the number of its first replica, as everywhere in the engine.
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
+    /// It leads to a collect: nothing lies in it, the parents gather what went through.
+    pub(crate) gathers: bool,
 }
 
 #[derive(Default)]
@@ -94,6 +128,7 @@ struct Counts {
     admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
+    filtered: AtomicU64,
     latency_sum: AtomicU64,
     latency_max: AtomicU64,
 }
@@ -103,8 +138,10 @@ pub(crate) struct Wiring<P> {
     pub(crate) name: String,
     pub(crate) in_flight: usize,
     pub(crate) sources: Vec<Vec<Target<P>>>,
-    pub(crate) joins: Vec<Join>,
+    pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
+    pub(crate) listed: Vec<Option<usize>>,
+    pub(crate) child_bytes: usize,
     pub(crate) sinks: usize,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
@@ -122,8 +159,10 @@ impl<P: 'static> Engine<P> {
             credits: Credits::new(wiring.in_flight),
             flight: Flight::default(),
             sources: wiring.sources,
-            joins: wiring.joins,
+            regions: wiring.regions,
             sink: wiring.sink,
+            listed: wiring.listed,
+            child_bytes: wiring.child_bytes,
             sinks: wiring.sinks,
             exits: Exits::new(wiring.actors.len()),
             actors: wiring.actors,
@@ -183,10 +222,13 @@ impl<P: 'static> Engine<P> {
 
     /// Gives an item its result and its credit back; nobody sees the one without the other.
     pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
-        let failed = outcome.is_err();
+        let filtered = matches!(&outcome, Err(error) if error.is_filtered());
+        let failed = outcome.is_err() && !filtered;
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
                 self.count_result(item, failed || !first);
+                let filtered = filtered && first;
+                self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
                 self.credits.release()
             })
         });
@@ -227,6 +269,9 @@ impl<P: 'static> Engine<P> {
         for lanes in &self.devices {
             lanes.interrupt();
         }
+        for (_, budget) in self.regions.iter().filter_map(|region| region.budget.as_ref()) {
+            budget.interrupt();
+        }
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -249,6 +294,7 @@ impl<P: 'static> Engine<P> {
         let edges = self.edges.iter().map(|edge| {
             let (sent, peak) = edge.meter.snapshot();
             let level = match edge.taker {
+                _ if edge.gathers => 0,
                 InPort::Actor { actor, .. } => {
                     sent.saturating_sub(self.actors[actor].meter.taken.load(Ordering::Relaxed))
                 }
@@ -273,6 +319,12 @@ impl<P: 'static> Engine<P> {
                 busy_ns: nanos(busy),
             }
         });
+        let fan_outs = self.regions.iter().filter_map(|region| {
+            let (maker, budget) = region.budget.as_ref()?;
+            let (children, peak) = budget.level();
+            let actor = self.actors[*maker].name.to_string();
+            Some(FanOutStats { actor, children, peak, limit: budget.limit() })
+        });
         let detached = self.exits.left_behind();
         Stats {
             name: self.name.clone(),
@@ -283,11 +335,13 @@ impl<P: 'static> Engine<P> {
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
+            filtered: self.counts.filtered.load(Ordering::Relaxed),
             latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
             latency_max_ns: self.counts.latency_max.load(Ordering::Relaxed),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
+            fan_outs: fan_outs.collect(),
             cpu: self.cpu_stats(),
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
@@ -321,12 +375,20 @@ impl<P: 'static> Engine<P> {
 impl<P: Payload> Engine<P> {
     /// Puts an admitted item's inputs onto its edges. Never blocks.
     pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
+        self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
         for (targets, payload) in self.sources.iter().zip(inputs) {
             self.send(targets, item, payload);
         }
+    }
+}
+
+impl<P> Engine<P> {
+    /// Announces items that are about to be sent into a region.
+    pub(crate) fn enters(&self, region: RegionId, items: usize) {
+        self.regions[region].entered.fetch_add(items as u64, Ordering::AcqRel);
     }
 }
 

@@ -30,6 +30,10 @@ pub enum ErrorKind {
     StateLost,
     /// The inputs of the item do not fit the pipeline.
     Invalid,
+    /// A filter took the item out: there is no value, and nothing went wrong.
+    Filtered,
+    /// The item needs more of something than a stated limit allows.
+    Limit,
 }
 
 impl ErrorKind {
@@ -45,6 +49,8 @@ impl ErrorKind {
             Self::StageDown => "stage down",
             Self::StateLost => "state lost",
             Self::Invalid => "invalid",
+            Self::Filtered => "filtered",
+            Self::Limit => "over a limit",
         }
     }
 }
@@ -93,6 +99,25 @@ impl ItemError {
     #[must_use]
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Failed, message)
+    }
+
+    /// What a stage returns for an item that it takes out of the flow: kind
+    /// [`ErrorKind::Filtered`].
+    ///
+    /// ```
+    /// use brigade_actors::{ErrorKind, ItemError};
+    ///
+    /// assert_eq!(ItemError::filtered("too small").kind(), ErrorKind::Filtered);
+    /// ```
+    #[must_use]
+    pub fn filtered(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Filtered, message)
+    }
+
+    /// True if a filter took the item out and nothing went wrong.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        self.kind() == ErrorKind::Filtered
     }
 
     /// An error of kind [`ErrorKind::Failed`] that says what `source` says and keeps it.
@@ -148,9 +173,14 @@ impl ItemError {
         self
     }
 
-    /// The error of several ports as one: the lowest port's, the rest beside it.
+    /// The error of several ports as one: the lowest port's, the rest beside it. A port that was
+    /// filtered says something only where no port failed.
     pub(crate) fn join(errors: impl IntoIterator<Item = Self>) -> Option<Self> {
-        errors.into_iter().reduce(Self::chain)
+        errors.into_iter().reduce(|one, other| match (one.is_filtered(), other.is_filtered()) {
+            (true, false) => other,
+            (_, true) => one,
+            (false, false) => one.chain(other),
+        })
     }
 
     fn edit(&mut self) -> &mut Inner {
@@ -388,6 +418,14 @@ pub enum BuildError {
         /// The most that can be.
         most: usize,
     },
+    /// Replicas were given to an actor that keeps something from item to item.
+    #[error("actor `{actor}` is {operator}, which cannot have replicas: a map and a collect can")]
+    NoReplicas {
+        /// The actor.
+        actor: String,
+        /// What it is.
+        operator: &'static str,
+    },
     /// Something was said about an actor that this topology does not have.
     #[error("actor {actor} does not exist: the topology has {actors}")]
     UnknownActor {
@@ -395,6 +433,78 @@ pub enum BuildError {
         actor: usize,
         /// How many actors there are.
         actors: usize,
+    },
+    /// The inputs of an actor carry items of different regions, so they never match.
+    #[error(
+        "the inputs of actor `{actor}` do not belong together: {first}, but {second}: close the \
+         inner one (`collect` after `flat_map`, `unbatch` after `batch`) before they join"
+    )]
+    MixedRegions {
+        /// The actor.
+        actor: String,
+        /// What one of its ports carries, in words.
+        first: String,
+        /// What another one carries.
+        second: String,
+    },
+    /// A `collect` or an `unbatch` that closes nothing.
+    #[error("actor `{actor}` is {operator}, but its input carries {found}: {advice}")]
+    ClosesNothing {
+        /// The actor.
+        actor: String,
+        /// What it is.
+        operator: &'static str,
+        /// What its input carries, in words.
+        found: String,
+        /// What to do.
+        advice: String,
+    },
+    /// Batches reach a sink or end at nobody.
+    #[error("{end} takes the batches of actor `{batch}`: put an `unbatch` before it")]
+    OpenBatch {
+        /// The batching actor.
+        batch: String,
+        /// The sink or actor, in words.
+        end: String,
+    },
+    /// The children of a fan-out reach a sink beside other sinks, so the result could not be told
+    /// apart.
+    #[error(
+        "{sink} takes the children of actor `{fan_out}` beside other sinks: put a `collect` before \
+         it, or leave it the only sink"
+    )]
+    OpenChildren {
+        /// The fan-out.
+        fan_out: String,
+        /// The sink, in words.
+        sink: String,
+    },
+    /// An operator has a number of ports that it cannot work with.
+    #[error("actor `{actor}` is {operator}, which takes {wanted}")]
+    Ports {
+        /// The actor.
+        actor: String,
+        /// What it is.
+        operator: &'static str,
+        /// The ports that it takes, in words.
+        wanted: &'static str,
+    },
+    /// Fan-outs are nested too deep.
+    #[error("actor `{actor}` fans out inside {limit} other fan-outs, which is as deep as they go")]
+    TooDeep {
+        /// The innermost fan-out.
+        actor: String,
+        /// How deep they go.
+        limit: usize,
+    },
+    /// A batch is to be tried again member by member, but not only one `unbatch` closes it.
+    #[error(
+        "actor `{batch}` tries the members of a failed batch singly, so exactly one `unbatch` must \
+         close it and every actor inside must lead there"
+    )]
+    RetryEnds {
+        /// The batching actor.
+        batch: String,
     },
     /// A device was given no lane, so its actors could never compute.
     #[error("device `{device}` has no lane: give it at least one")]

@@ -25,6 +25,8 @@ impl Flags {
     pub(crate) const POLL: u32 = 16;
     /// The factory that the replicas of an actor share is free.
     pub(crate) const FACTORY: u32 = 32;
+    /// A batch of this actor is gone.
+    pub(crate) const ROOM: u32 = 1 << 8;
 
     pub(crate) fn raise(&self, flag: u32) {
         self.0.fetch_or(flag, Ordering::AcqRel);
@@ -220,12 +222,13 @@ impl fmt::Debug for StageWaker {
 mod tests {
     use super::*;
     use crate::error::ItemError;
-    use crate::item::Item;
+    use crate::item::{Item, Shape};
     use crate::packet::Seq;
 
     fn work(seq: u64) -> Work<i64> {
-        let item = Item::new(Seq::new(seq), 0, None, None, &[], Instant::now());
-        Work { item: Arc::new(item), inputs: Err(ItemError::failed("late")) }
+        let item = Item::new(Seq::new(seq), 0, None, None, &Shape::default(), Instant::now());
+        let inputs = Err(ItemError::failed("late"));
+        Work { item: Arc::new(item), inputs, children: Vec::new() }
     }
 
     #[test]

@@ -1,11 +1,16 @@
-//! One item: its number, its matching cells, and the cell that its result goes into.
+//! One item: its number, where it comes from, its matching cells, and the cell that its result goes
+//! into.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use crate::batch::Live;
+use crate::budget::Budget;
 use crate::error::{ErrorKind, ItemError};
+use crate::gather::Gather;
 use crate::join::{Cells, Join};
 use crate::packet::Seq;
+use crate::region::{ROOT, RegionId};
 use crate::state::Carried;
 use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
 
@@ -18,12 +23,36 @@ pub(crate) struct Item<P> {
     pub(crate) deadline: Option<Instant>,
     pub(crate) stream: Option<Arc<Carried<P>>>,
     pub(crate) cells: Cells<P>,
+    /// Where the lists of its children are gathered.
+    pub(crate) gathers: Box<[Mutex<Gather<P>>]>,
+    /// The region that it flows in.
+    pub(crate) region: RegionId,
+    pub(crate) lineage: Lineage<P>,
     /// Its place in the table of items in flight.
     pub(crate) slot: usize,
     pub(crate) admitted: Instant,
     cancelled: AtomicBool,
     result: Mutex<ResultCell<P>>,
     settled: Condvar,
+}
+
+/// Where an item comes from.
+pub(crate) enum Lineage<P> {
+    /// The source: it holds a credit and is in the table of items in flight.
+    Root,
+    /// A fan-out: it holds a credit of the fan-out's budget until its last handle goes.
+    Child { parent: Arc<Item<P>>, index: usize, budget: Arc<Budget> },
+    /// A batch: its members, and their payloads if they may be tried again.
+    Batch { members: Vec<Arc<Item<P>>>, kept: Mutex<Vec<P>>, live: Arc<Live> },
+}
+
+/// What the items of a region are made with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shape {
+    /// The joins of the region; at the root, the sink last.
+    pub(crate) joins: Vec<Join>,
+    /// How many lists of children an item gathers.
+    pub(crate) gathers: usize,
 }
 
 /// The one-shot cell between the sink and a ticket.
@@ -34,24 +63,80 @@ enum ResultCell<P> {
 }
 
 impl<P> Item<P> {
+    /// An item of the source.
     pub(crate) fn new(
         seq: Seq,
         slot: usize,
         deadline: Option<Instant>,
         stream: Option<Arc<Carried<P>>>,
-        joins: &[Join],
+        shape: &Shape,
         admitted: Instant,
     ) -> Self {
         Self {
             seq,
             deadline,
             stream,
-            cells: Cells::new(joins),
+            cells: Cells::new(&shape.joins),
+            gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
+            region: ROOT,
+            lineage: Lineage::Root,
             slot,
             admitted,
             cancelled: AtomicBool::new(false),
             result: Mutex::new(ResultCell::Empty(None)),
             settled: Condvar::new(),
+        }
+    }
+
+    /// Child `index` of an item. The caller has taken the credit that it holds.
+    pub(crate) fn child(
+        parent: &Arc<Self>,
+        index: usize,
+        region: RegionId,
+        shape: &Shape,
+        budget: &Arc<Budget>,
+    ) -> Arc<Self> {
+        let place = u32::try_from(index).unwrap_or(u32::MAX);
+        let (seq, stream) = (parent.seq.child(place), parent.stream.clone());
+        let mut child = Self::new(seq, usize::MAX, parent.deadline, stream, shape, parent.admitted);
+        child.region = region;
+        let (parent, budget) = (Arc::clone(parent), Arc::clone(budget));
+        child.lineage = Lineage::Child { parent, index, budget };
+        Arc::new(child)
+    }
+
+    /// A batch of these items. Its deadline is the last of theirs.
+    pub(crate) fn batch(
+        members: Vec<Arc<Self>>,
+        kept: Vec<P>,
+        region: RegionId,
+        shape: &Shape,
+        live: &Arc<Live>,
+    ) -> Arc<Self> {
+        let seq = members.first().map_or(Seq::new(0), |first| first.seq);
+        let deadlines = members.iter().map(|member| member.deadline);
+        let deadline = deadlines.reduce(|one, other| Some(one?.max(other?))).flatten();
+        let mut batch = Self::new(seq, usize::MAX, deadline, None, shape, Instant::now());
+        batch.region = region;
+        live.one_more();
+        let live = Arc::clone(live);
+        batch.lineage = Lineage::Batch { members, kept: Mutex::new(kept), live };
+        Arc::new(batch)
+    }
+
+    /// The items that this one stands for: the members of a batch, else none.
+    pub(crate) fn members(&self) -> &[Arc<Self>] {
+        match &self.lineage {
+            Lineage::Batch { members, .. } => members,
+            Lineage::Root | Lineage::Child { .. } => &[],
+        }
+    }
+
+    /// `error`, placed at an actor and at this item. That of a batch is placed at its members later.
+    pub(crate) fn blame(&self, error: ItemError, actor: &Arc<str>) -> ItemError {
+        match self.lineage {
+            Lineage::Batch { .. } => error.of(actor),
+            Lineage::Root | Lineage::Child { .. } => error.at(Some(actor), self.seq),
         }
     }
 
@@ -85,10 +170,18 @@ impl<P> Item<P> {
 
     /// Why an actor need not compute this item any more.
     pub(crate) fn skip(&self) -> Option<ItemError> {
+        let given_up = || ItemError::new(ErrorKind::Cancelled, "the item was given up");
         if self.cancelled.load(Ordering::Acquire) {
-            return Some(ItemError::new(ErrorKind::Cancelled, "the item was given up"));
+            return Some(given_up());
         }
-        self.late().then(|| self.expired())
+        let above = match &self.lineage {
+            Lineage::Root => None,
+            Lineage::Child { parent, .. } => parent.skip(),
+            Lineage::Batch { members, .. } => {
+                members.iter().all(|member| member.skip().is_some()).then(given_up)
+            }
+        };
+        above.or_else(|| self.late().then(|| self.expired()))
     }
 
     /// True once the deadline has passed.
@@ -139,6 +232,17 @@ impl<P> Item<P> {
             }
         }
         Poll::Pending
+    }
+}
+
+impl<P> Drop for Item<P> {
+    fn drop(&mut self) {
+        // No inbox, cell or stage holds it any more: its place is free.
+        match &self.lineage {
+            Lineage::Root => {}
+            Lineage::Child { budget, .. } => budget.release(),
+            Lineage::Batch { live, .. } => live.one_less(),
+        }
     }
 }
 

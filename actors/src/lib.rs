@@ -54,24 +54,31 @@
 
 #[cfg(feature = "affinity")]
 pub mod affinity;
+mod batch;
+mod budget;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
 mod cpu;
 mod credit;
+mod duty;
 mod edge;
 mod engine;
 mod error;
+mod flow;
+mod gather;
 mod inbox;
 mod item;
 mod join;
 mod lane;
 mod metrics;
+mod operator;
 mod options;
 mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod region;
 mod registry;
 mod reorder;
 mod replica;
@@ -96,8 +103,10 @@ pub use cpu::{CpuPolicy, CpuReport, CpuShare, CpuStats};
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
+pub use flow::{Flow, Fork};
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, PipelineState, Stats};
+pub use metrics::{ActorStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats};
+pub use operator::{Batching, Operator};
 pub use options::Options;
 pub use outbox::Outbox;
 pub use packet::{Firing, Seq};

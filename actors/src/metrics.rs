@@ -182,8 +182,10 @@ pub struct Stats {
     pub admitted: u64,
     /// Items with a result, value or error.
     pub completed: u64,
-    /// Those of them whose result is an error.
+    /// Those of them whose result is an error, but for the filtered ones.
     pub failed: u64,
+    /// Those of them that a filter took out.
+    pub filtered: u64,
     /// The sum of the times from admission to result of the completed items.
     pub latency_sum_ns: u64,
     /// The longest of those times.
@@ -194,10 +196,26 @@ pub struct Stats {
     pub edges: Vec<EdgeStats>,
     /// The devices, in the order in which the actors name them.
     pub devices: Vec<DeviceStats>,
+    /// The fan-outs, in the order of the topology.
+    pub fan_outs: Vec<FanOutStats>,
     /// The CPU budget of the system that the pipeline belongs to.
     pub cpu: CpuStats,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
+}
+
+/// The budget of a fan-out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FanOutStats {
+    /// The name of its actor.
+    pub actor: String,
+    /// Children that are in flight now.
+    pub children: usize,
+    /// The most that ever were.
+    pub peak: usize,
+    /// The most that may be: [`Options::children`](crate::Options::children).
+    pub limit: usize,
 }
 
 /// The figures of an actor, or of one replica of it. The four times add up to the time since the spawn.

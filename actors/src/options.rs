@@ -21,6 +21,8 @@ pub struct Options {
     pub(crate) stop_timeout: Duration,
     pub(crate) build_timeout: Option<Duration>,
     pub(crate) trace: usize,
+    pub(crate) children: usize,
+    pub(crate) child_bytes: usize,
 }
 
 impl Default for Options {
@@ -41,6 +43,8 @@ impl Options {
             stop_timeout: Duration::from_secs(5),
             build_timeout: None,
             trace: 0,
+            children: 64,
+            child_bytes: 1 << 30,
         }
     }
 
@@ -86,6 +90,21 @@ impl Options {
     /// How long a spawn waits for the stages to be built; without it, as long as they take.
     pub const fn build_timeout(mut self, timeout: Duration) -> Self {
         self.build_timeout = Some(timeout);
+        self
+    }
+
+    /// How many children of each fan-out may be in flight at once: at least 1; 64 where nothing is
+    /// said. A fan-out with more waits, without a lane, until some of them were collected.
+    pub const fn children(mut self, children: usize) -> Self {
+        self.children = children;
+        self
+    }
+
+    /// How many bytes the children of one item may keep while they wait to be collected. An item
+    /// with more becomes an error of kind [`ErrorKind::Limit`](crate::ErrorKind::Limit). Where nothing
+    /// is said, 1 GiB.
+    pub const fn child_bytes(mut self, bytes: usize) -> Self {
+        self.child_bytes = bytes;
         self
     }
 

@@ -14,6 +14,8 @@ use crate::sync::Arc;
 /// failed is dropped.
 pub struct Outbox<P> {
     ports: usize,
+    /// The actor gives lists: of children, or of the payloads of a batch's members.
+    lists: bool,
     open: Vec<OpenFiring<P>>,
     /// True while `submit` runs: the last open firing is the current one.
     submitting: bool,
@@ -28,6 +30,8 @@ pub(crate) struct OpenFiring<P> {
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
     outputs: Vec<Option<P>>,
+    /// One list per port instead, where the actor gives lists; else empty.
+    lists: Vec<Option<Vec<P>>>,
     missing: usize,
     deferred: bool,
     finished: bool,
@@ -39,12 +43,15 @@ pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
+    /// One list per port, where the actor gives lists and the outcome is not an error.
+    pub(crate) lists: Vec<Vec<P>>,
 }
 
 impl<P> Outbox<P> {
-    pub(crate) const fn new(ports: usize) -> Self {
+    pub(crate) const fn new(ports: usize, lists: bool) -> Self {
         Self {
             ports,
+            lists,
             open: Vec::new(),
             submitting: false,
             spare_outputs: Vec::new(),
@@ -66,6 +73,25 @@ impl<P> Outbox<P> {
     pub fn emit_for(&mut self, seq: Seq, port: usize, payload: P) {
         if let Some(firing) = self.find(seq) {
             firing.emit(port, payload);
+        }
+    }
+
+    /// Emits the list of output port `port` for the firing that is being submitted: for a
+    /// [`flat_map`](crate::Operator::flat_map) one payload per child, for an
+    /// [`unbatch`](crate::Operator::unbatch) one per member. The lists of all ports are equally
+    /// long.
+    pub fn emit_list(&mut self, port: usize, list: Vec<P>) {
+        if self.submitting
+            && let Some(firing) = self.open.last_mut()
+        {
+            firing.emit_list(port, list);
+        }
+    }
+
+    /// Like [`emit_list`](Self::emit_list), for the open firing `seq`.
+    pub fn emit_list_for(&mut self, seq: Seq, port: usize, list: Vec<P>) {
+        if let Some(firing) = self.find(seq) {
+            firing.emit_list(port, list);
         }
     }
 
@@ -122,12 +148,18 @@ impl<P> Outbox<P> {
 
     pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
-        outputs.resize_with(self.ports, || None);
+        let mut lists = Vec::new();
+        if self.lists {
+            lists.resize_with(self.ports, || None);
+        } else {
+            outputs.resize_with(self.ports, || None);
+        }
         self.open.push(OpenFiring {
             item,
             started,
             cancelled: false,
             outputs,
+            lists,
             missing: self.ports,
             deferred: false,
             finished: false,
@@ -187,6 +219,22 @@ impl<P> Outbox<P> {
 const SPARE: usize = 16;
 
 impl<P> OpenFiring<P> {
+    fn emit_list(&mut self, port: usize, list: Vec<P>) {
+        match self.lists.get_mut(port) {
+            Some(place @ None) => {
+                *place = Some(list);
+                self.missing -= 1;
+            }
+            Some(Some(_)) => self.breach(format!("output {port} was emitted twice")),
+            None if port < self.outputs.len() => {
+                self.breach(format!(
+                    "a list was emitted at output {port}, which takes one payload"
+                ));
+            }
+            None => self.no_port(port),
+        }
+    }
+
     fn emit(&mut self, port: usize, payload: P) {
         match self.outputs.get_mut(port) {
             Some(place @ None) => {
@@ -194,19 +242,30 @@ impl<P> OpenFiring<P> {
                 self.missing -= 1;
             }
             Some(Some(_)) => self.breach(format!("output {port} was emitted twice")),
-            None => {
-                let ports = self.outputs.len();
-                self.breach(format!("output {port} was emitted by an actor with {ports} outputs"));
+            None if port < self.lists.len() => {
+                self.breach(format!(
+                    "one payload was emitted at output {port}, which takes a list"
+                ));
             }
+            None => self.no_port(port),
         }
+    }
+
+    fn no_port(&mut self, port: usize) {
+        let ports = self.ports();
+        self.breach(format!("output {port} was emitted by an actor with {ports} outputs"));
+    }
+
+    fn ports(&self) -> usize {
+        self.outputs.len().max(self.lists.len())
     }
 
     fn breach(&mut self, message: String) {
         self.fault.get_or_insert_with(|| ItemError::new(ErrorKind::Contract, message));
     }
 
-    const fn is_complete(&self) -> bool {
-        self.fault.is_some() || self.finished || (self.missing == 0 && !self.outputs.is_empty())
+    fn is_complete(&self) -> bool {
+        self.fault.is_some() || self.finished || (self.missing == 0 && self.ports() > 0)
     }
 
     fn close(self) -> Closed<P> {
@@ -215,14 +274,17 @@ impl<P> OpenFiring<P> {
         let outcome = match given_up.or(self.fault) {
             Some(fault) => Err(fault),
             None if self.missing > 0 => {
-                let missing = self.outputs.iter().enumerate().filter(|(_, place)| place.is_none());
+                let places = self.outputs.iter().map(Option::is_none);
+                let places = places.chain(self.lists.iter().map(Option::is_none));
+                let missing = places.enumerate().filter(|(_, missing)| *missing);
                 let ports: Vec<_> = missing.map(|(port, _)| port.to_string()).collect();
                 let message = format!("the stage ended without its output {}", ports.join(", "));
                 Err(ItemError::new(ErrorKind::Contract, message))
             }
             None => Ok(self.outputs),
         };
-        Closed { item: self.item, started: self.started, outcome }
+        let lists = self.lists.into_iter().flatten().collect();
+        Closed { item: self.item, started: self.started, outcome, lists }
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::engine::Engine;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::{Item, Outcome};
+use crate::packet::Delivery;
 use crate::payload::Payload;
-use crate::sync::Arc;
+use crate::sync::{Arc, lock};
 
 impl<P: Payload> Engine<P> {
     /// Every port of the sink holds the item: no actor will touch it any more.
@@ -26,20 +27,39 @@ impl<P: Payload> Engine<P> {
     fn gather(&self, item: &Item<P>) -> Outcome<P> {
         let mut outputs = Vec::with_capacity(self.sinks);
         let mut errors = Vec::new();
+        let mut missing = false;
         for port in 0..self.sink.ports {
-            match item.cells.take(self.sink, port) {
-                Some(Ok(payload)) => outputs.push(payload),
-                Some(Err(error)) => errors.push(error),
-                None => {}
+            let delivery = item.cells.take(self.sink, port);
+            match (delivery, self.listed[port]) {
+                (Some(Ok(payload)), _) => outputs.push(payload),
+                (Some(Err(error)), _) => errors.push(error),
+                (None, Some(slot)) => match lock(&item.gathers[slot]).take() {
+                    Ok(children) => sort(children, &mut outputs, &mut errors),
+                    // What an actor at the end of a branch did not get is no part of the result.
+                    Err(fault) if port >= self.sinks && fault.is_filtered() => {}
+                    Err(fault) => errors.push(fault),
+                },
+                (None, None) => missing |= port < self.sinks,
             }
         }
         match ItemError::join(errors) {
             Some(error) => Err(error.at(None, item.seq)),
-            None if outputs.len() == self.sinks => Ok(outputs),
+            None if !missing => Ok(outputs),
             None => {
                 let message = "a sink port was reached without a payload";
                 Err(ItemError::new(ErrorKind::Contract, message).at(None, item.seq))
             }
+        }
+    }
+}
+
+/// Takes children apart that came to the sink: the filtered ones are no part of the result.
+fn sort<P>(children: Vec<Delivery<P>>, outputs: &mut Vec<P>, errors: &mut Vec<ItemError>) {
+    for child in children {
+        match child {
+            Ok(payload) => outputs.push(payload),
+            Err(error) if error.is_filtered() => {}
+            Err(error) => errors.push(error),
         }
     }
 }

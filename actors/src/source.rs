@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::error::PushErrorKind;
 use crate::item::Item;
 use crate::payload::Payload;
+use crate::region::ROOT;
 use crate::state::Carried;
 use crate::sync::Arc;
 
@@ -69,9 +70,9 @@ impl<P: Payload> Engine<P> {
         stream: Option<Arc<Carried<P>>>,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
         let admitted = Instant::now();
-        let joins = &self.joins;
+        let shape = &self.regions[ROOT].shape;
         let entered =
-            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, joins, admitted));
+            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, shape, admitted));
         entered.map_err(|cause| {
             self.credits.release().wake();
             PushErrorKind::Closed(cause)

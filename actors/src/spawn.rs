@@ -3,23 +3,28 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use crate::batch::{Held, Live};
+use crate::budget::Budget;
 use crate::cpu::Ask;
 use crate::edge::{Taker, Target};
-use crate::engine::{ActorCell, EdgeCell, Engine, LaneHold, Wiring};
+use crate::engine::{ActorCell, EdgeCell, End, Engine, LaneHold, Region, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
-use crate::inbox::Inbox;
+use crate::inbox::{Flags, Inbox, StageWaker};
+use crate::item::Shape;
 use crate::join::Join;
 use crate::lane::Seat;
 use crate::metrics::{EdgeMeter, Meter, PipelineState};
+use crate::operator::Role;
 use crate::options::Options;
 use crate::packet::Message;
 use crate::payload::Payload;
+use crate::region::{Kind, ROOT, RegionId, Regions};
 use crate::replica::SharedFactory;
-use crate::sync::{Arc, Mutex, RecvTimeoutError, Sender, bounded, thread};
+use crate::sync::{Arc, AtomicU64, Mutex, RecvTimeoutError, Sender, bounded, thread};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
 use crate::trace::Ring;
-use crate::worker::{Seed, run};
+use crate::worker::{Batcher, Duty, Seed, run};
 
 /// The threads of a pipeline.
 #[derive(Default)]
@@ -55,6 +60,10 @@ pub(crate) fn spawn<P: Payload>(
     let in_flight = options.in_flight.unwrap_or_else(|| automatic_in_flight(topology.depth));
     if in_flight == 0 {
         let message = "in_flight is 0: nothing could ever enter; say at least 1";
+        return Err(SpawnError::Options(message.into()));
+    }
+    if options.children == 0 {
+        let message = "children is 0: no fan-out could ever give one; say at least 1";
         return Err(SpawnError::Options(message.into()));
     }
     let capacity = in_flight.max(options.max_in_flight.unwrap_or(0));
@@ -123,9 +132,86 @@ fn tear_down<P: Payload>(engine: &Arc<Engine<P>>, threads: Threads, timeout: std
 /// The parts of a wiring that the routes are made from.
 struct Ends<P> {
     inboxes: Vec<Sender<Message<P>>>,
-    joins: Vec<Option<Join>>,
+    layout: Layout,
     /// The first thread of each actor: it has one for every replica.
     firsts: Vec<usize>,
+}
+
+/// Where things lie in the items of each region.
+struct Layout {
+    shapes: Vec<Shape>,
+    /// For each actor with several ports, its join.
+    joins: Vec<Option<Join>>,
+    /// For each collect, its list in the parent.
+    lists: Vec<Option<usize>>,
+    /// For each actor that nobody takes anything from, the port of the sink that it reports to.
+    done: Vec<Option<usize>>,
+    /// For each port of the sink, the region of what reaches it.
+    reached: Vec<RegionId>,
+    sink: Join,
+    /// For each region and each port of the sink behind it, the list in the parent.
+    exits: Vec<Vec<Option<usize>>>,
+}
+
+impl Layout {
+    fn new<P>(topology: &Topology<P>) -> Self {
+        let Topology { sinks, actors, edges, regions, .. } = topology;
+        let mut shapes = vec![Shape::default(); regions.kinds.len()];
+        let mut cells = vec![0; shapes.len()];
+        let mut join = |region: RegionId, ports: usize| {
+            let (joins, first) = (&mut shapes[region].joins, cells[region]);
+            let join = Join { index: joins.len(), first, ports };
+            cells[region] += ports;
+            joins.push(join);
+            join
+        };
+        let joins = actors.iter().zip(&regions.takes);
+        let joins = joins.map(|(spec, &takes)| (spec.inputs > 1).then(|| join(takes, spec.inputs)));
+        let joins = joins.collect();
+        let mut reached = regions.sinks.clone();
+        let done = (0..actors.len()).map(|actor| {
+            let leads_on =
+                |edge: &Edge| matches!(edge.from, OutPort::Actor { actor: a, .. } if a == actor);
+            (!edges.iter().any(leads_on)).then(|| {
+                // A fan-out or a collect that nobody takes from is done with what it takes: the
+                // children that it could give, or the parent.
+                let region = match actors[actor].role {
+                    Role::FlatMap => regions.takes[actor],
+                    _ => regions.gives[actor],
+                };
+                reached.push(region);
+                reached.len() - 1
+            })
+        });
+        let done = done.collect();
+        debug_assert!(reached.len() >= sinks.len());
+        let sink = join(ROOT, reached.len());
+        let mut list = |region: RegionId| {
+            let parent = regions.parent(region)?;
+            shapes[parent].gathers += 1;
+            Some(shapes[parent].gathers - 1)
+        };
+        let lists = (0..actors.len()).map(|actor| match actors[actor].role {
+            Role::Collect => list(regions.takes[actor]),
+            _ => None,
+        });
+        let lists = lists.collect();
+        let mut exits = vec![vec![None; reached.len()]; regions.kinds.len()];
+        for (port, &region) in reached.iter().enumerate() {
+            for region in regions.outwards(region) {
+                if matches!(regions.kinds[region], Kind::Children { .. }) {
+                    exits[region][port] = list(region);
+                }
+            }
+        }
+        Self { shapes, joins, lists, done, reached, sink, exits }
+    }
+
+    /// The list of an item of the source for a port of the sink that children reach.
+    fn listed(&self, port: usize, regions: &Regions) -> Option<usize> {
+        let outermost = regions.outwards(self.reached[port]).last()?;
+        self.exits[outermost][port]
+    }
 }
 
 impl<P> Ends<P> {
@@ -140,9 +226,10 @@ impl<P> Ends<P> {
             InPort::Sink(port) => Taker::Sink { port },
             InPort::Actor { actor: number, port } => {
                 let (inbox, actor) = (self.inboxes[number].clone(), self.firsts[number]);
-                match self.joins[number] {
-                    None => Taker::Only { actor, inbox },
-                    Some(join) => Taker::Join { actor, join, port, inbox },
+                match (self.layout.joins[number], self.layout.lists[number]) {
+                    (_, Some(slot)) => Taker::Collect { slot, inbox },
+                    (None, None) => Taker::Only { actor, inbox },
+                    (Some(join), None) => Taker::Join { actor, join, port, inbox },
                 }
             }
         }
@@ -155,6 +242,56 @@ impl<P> Ends<P> {
             sink @ InPort::Sink(_) => sink,
         }
     }
+
+    /// The regions of the topology, with their budgets and where they end.
+    fn regions(
+        &self,
+        regions: &Regions,
+        actors: &[ActorSpec<P>],
+        children: usize,
+    ) -> Vec<Region<P>> {
+        let one = |region: RegionId| {
+            let inside = |&actor: &usize| regions.takes[actor] == region;
+            let closers = (0..actors.len()).filter(inside).filter_map(|actor| {
+                let inbox = self.inboxes[actor].clone();
+                match (&actors[actor].role, self.layout.lists[actor]) {
+                    (Role::Collect, Some(slot)) => Some(End::Collect { slot, inbox }),
+                    (Role::Unbatch, _) => Some(End::Unbatch { inbox }),
+                    _ => None,
+                }
+            });
+            let behind = self.layout.reached.iter().enumerate().filter(|(_, reached)| {
+                region != ROOT && regions.outwards(**reached).any(|here| here == region)
+            });
+            Region {
+                shape: self.layout.shapes[region].clone(),
+                entered: AtomicU64::new(0),
+                budget: match regions.kinds[region] {
+                    Kind::Children { actor, .. } => {
+                        Some((self.firsts[actor], Arc::new(Budget::new(children))))
+                    }
+                    Kind::Root | Kind::Batches { .. } => None,
+                },
+                ends: closers.chain(behind.map(|(port, _)| End::Sink { port })).collect(),
+                exits: self.layout.exits[region].clone(),
+            }
+        };
+        (0..regions.kinds.len()).map(one).collect()
+    }
+}
+
+/// The most items that can be alive in each region, and so lie in an inbox there.
+fn capacities(regions: &Regions, root: usize, children: usize) -> Vec<usize> {
+    let mut capacities: Vec<usize> = Vec::new();
+    for kind in &regions.kinds {
+        capacities.push(match *kind {
+            Kind::Root => root,
+            Kind::Children { .. } => children,
+            // Every batch has a member that is in no other one.
+            Kind::Batches { parent, .. } => capacities[parent],
+        });
+    }
+    capacities
 }
 
 fn wire<P: Payload>(
@@ -164,30 +301,18 @@ fn wire<P: Payload>(
     in_flight: usize,
     capacity: usize,
 ) -> Result<(Arc<Engine<P>>, Vec<Seed<P>>), SpawnError> {
-    let Topology { sources, sinks, actors, edges, lanes, .. } = topology;
-    let terminal = |actor: usize| {
-        !edges.iter().any(|edge| matches!(edge.from, OutPort::Actor { actor: a, .. } if a == actor))
+    let layout = Layout::new(&topology);
+    let Topology { sources, sinks, actors, edges, lanes, regions, .. } = topology;
+    let capacities = capacities(&regions, capacity, options.children);
+    // What an inbox can hold: the items of its region; of a collect, the parents; of an unbatch, the
+    // batches and the items that pass them by, each of which is an item of the outer region.
+    let room = |actor: usize| {
+        let region = match actors[actor].role {
+            Role::Collect | Role::Unbatch => regions.gives[actor],
+            _ => regions.takes[actor],
+        };
+        capacities[region]
     };
-    let mut joins = Vec::new();
-    let mut cells = 0;
-    let mut join = |ports: usize| {
-        let join = Join { index: joins.len(), first: cells, ports };
-        cells += ports;
-        joins.push(join);
-        join
-    };
-    let actor_joins: Vec<Option<Join>> =
-        actors.iter().map(|spec| (spec.inputs > 1).then(|| join(spec.inputs))).collect();
-    let mut sink_ports = sinks.len();
-    let done: Vec<Option<usize>> = (0..actors.len())
-        .map(|actor| {
-            terminal(actor).then(|| {
-                sink_ports += 1;
-                sink_ports - 1
-            })
-        })
-        .collect();
-    let sink = join(sink_ports);
 
     let (pipeline, name) = system.next(options.name);
     let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
@@ -196,13 +321,17 @@ fn wire<P: Payload>(
         *next += spec.replicas;
         Some(first)
     });
-    let mut ends = Ends { inboxes: Vec::new(), joins: actor_joins, firsts: firsts.collect() };
+    let mut ends = Ends { inboxes: Vec::new(), layout, firsts: firsts.collect() };
     let edge_cells = edges.iter().map(|edge| EdgeCell {
         meter: EdgeMeter::default(),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
         taker: ends.by_thread(edge.to),
-        capacity,
+        capacity: match edge.to {
+            InPort::Actor { actor, .. } => room(actor),
+            InPort::Sink(_) => capacity,
+        },
+        gathers: matches!(edge.to, InPort::Actor { actor, .. } if matches!(actors[actor].role, Role::Collect)),
     });
     let edge_cells: Vec<_> = edge_cells.collect();
     let origin = Instant::now();
@@ -210,13 +339,13 @@ fn wire<P: Payload>(
     let mut inboxes = Vec::new();
     let mut asks = Vec::new();
     let mut actor_cells = Vec::new();
-    for spec in &actors {
+    for (number, spec) in actors.iter().enumerate() {
         let (doors, sender) = match spec.replicas {
             1 => {
-                let (inbox, sender, _) = Inbox::new(capacity);
+                let (inbox, sender, _) = Inbox::new(room(number));
                 (vec![inbox], sender)
             }
-            replicas => Inbox::shared(capacity, replicas),
+            replicas => Inbox::shared(room(number), replicas),
         };
         ends.inboxes.push(sender);
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
@@ -260,8 +389,12 @@ fn wire<P: Payload>(
         name,
         in_flight,
         sources: source_targets,
-        joins,
-        sink,
+        regions: ends.regions(&regions, &actors, options.children),
+        sink: ends.layout.sink,
+        listed: (0..ends.layout.reached.len())
+            .map(|port| ends.layout.listed(port, &regions))
+            .collect(),
+        child_bytes: options.child_bytes,
         sinks: sinks.len(),
         actors: actor_cells,
         edges: edge_cells,
@@ -270,22 +403,62 @@ fn wire<P: Payload>(
         notices,
         origin,
     }));
+    let enough: Vec<usize> =
+        (0..regions.kinds.len()).map(|region| regions.depth(region, &actors, &edges)).collect();
+    let retries: Vec<bool> = actors
+        .iter()
+        .map(|spec| matches!(&spec.role, Role::Batch(batching) if batching.retry))
+        .collect();
     let mut seeds = Vec::new();
     let mut shares = shares.into_iter();
     for (number, (spec, inboxes)) in actors.into_iter().zip(inboxes).enumerate() {
+        let (takes, gives) = (regions.takes[number], regions.gives[number]);
+        let first = ends.firsts[number];
+        let slot = ends.layout.lists[number].unwrap_or(0);
+        let mut duty = match spec.role {
+            Role::Plain => Duty::Plain,
+            Role::Merge => Duty::Merge,
+            Role::FlatMap => Duty::FlatMap { region: gives },
+            Role::Collect => Duty::Collect { slot },
+            Role::Batch(batching) => {
+                let bell = Arc::clone(&engine.actors[first].bell);
+                Duty::Batch(Box::new(Batcher {
+                    held: Held::new(batching),
+                    live: Arc::new(Live::new(StageWaker::ringing(bell, Flags::ROOM))),
+                    enough: enough[gives].max(1),
+                    takes,
+                    region: gives,
+                    arrived: 0,
+                }))
+            }
+            Role::Unbatch => {
+                let maker = match regions.kinds[takes] {
+                    Kind::Batches { actor, .. } if retries[actor] => Some(actor),
+                    _ => None,
+                };
+                let retry = maker.map(|maker| ends.inboxes[maker].clone());
+                Duty::Unbatch { region: takes, retry }
+            }
+        };
         let factory = SharedFactory::new(spec.factory);
-        for (me, inbox) in (ends.firsts[number]..).zip(inboxes) {
+        for (me, inbox) in (first..).zip(inboxes) {
             let out_ports = (0..spec.outputs).map(|port| OutPort::Actor { actor: number, port });
+            // Those that have replicas keep nothing from item to item.
+            let next = match &duty {
+                Duty::Collect { .. } => Duty::Collect { slot },
+                _ => Duty::Plain,
+            };
             seeds.push(Seed {
                 engine: Arc::clone(&engine),
                 me,
                 inbox,
                 inputs: spec.inputs,
-                join: ends.joins[number],
+                join: ends.layout.joins[number],
                 routes: out_ports.map(|port| ends.targets(&edges, port)).collect(),
-                done: done[number],
+                done: ends.layout.done[number],
                 factory: Arc::clone(&factory),
                 policy: options.policy,
+                duty: std::mem::replace(&mut duty, next),
                 share: shares.next().flatten(),
             });
         }

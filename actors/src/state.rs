@@ -79,6 +79,8 @@ impl<P: 'static> Carried<P> {
     pub(crate) fn carry(&self, seq: Seq, outcome: &Outcome<P>) {
         let carried = match outcome {
             Ok(outputs) => self.with_binding(|binding| binding.carry(outputs)),
+            // It left nothing behind, and took nothing away.
+            Err(error) if error.is_filtered() => Ok(()),
             Err(error) => Err(error.clone()),
         };
         if let Err(error) = carried {

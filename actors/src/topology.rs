@@ -5,6 +5,8 @@ use std::fmt;
 
 use crate::cpu::usual_threads;
 use crate::error::{BuildError, ItemError};
+use crate::operator::Role;
+use crate::region::{self, Regions};
 use crate::replica::{MOST_REPLICAS, replica_name};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::sync::Arc;
@@ -88,6 +90,7 @@ pub struct Topology<P> {
     pub(crate) lanes: Vec<(String, usize)>,
     /// Actors on the longest way from a source to a sink, each as often as it has replicas.
     pub(crate) depth: usize,
+    pub(crate) regions: Regions,
 }
 
 pub(crate) struct ActorSpec<P> {
@@ -100,6 +103,8 @@ pub(crate) struct ActorSpec<P> {
     pub(crate) replicas: usize,
     /// How many threads each of them computes on.
     pub(crate) threads: usize,
+    /// What it does with numbers, beside computing.
+    pub(crate) role: Role<P>,
     /// The most actors that can follow on the way to the sink.
     pub(crate) height: usize,
 }
@@ -216,9 +221,16 @@ impl<P> TopologyBuilder<P> {
             outputs,
             factory: Box::new(factory),
             replicas: 1,
+            role: Role::Plain,
             height: 0,
         });
         ActorId(self.actors.len() - 1)
+    }
+
+    pub(crate) fn give_role(&mut self, actor: ActorId, role: Role<P>) {
+        if let Some(spec) = self.actors.get_mut(actor.0) {
+            spec.role = role;
+        }
     }
 
     /// Says how many lanes `device` has; 1 where nothing is said.
@@ -231,9 +243,11 @@ impl<P> TopologyBuilder<P> {
     /// has a stage of its own from the factory, a restart account of its own, and takes a lane of
     /// the device of its own: give the device as many [`lanes`](Self::lanes), or they take turns.
     ///
+    /// A map and a collect can have replicas; the other operators keep something from item to item.
+    ///
     /// Items overtake each other behind replicas. Joins match them by number, and a stream gives
-    /// its results in order; a stage that needs its inputs in order puts a
-    /// [`Reorder`](crate::Reorder) in front of itself.
+    /// its results in order; who else needs order restores it with a
+    /// [`Reorder`](crate::Reorder).
     ///
     /// ```
     /// use brigade_actors::{Options, Pipeline, Topology, stage_fn};
@@ -289,6 +303,10 @@ impl<P> TopologyBuilder<P> {
             if !(1..=MOST_REPLICAS).contains(&replicas) {
                 let (actor, most) = (spec.name.to_string(), MOST_REPLICAS);
                 return Err(BuildError::Replicas { actor, replicas, most });
+            }
+            if replicas > 1 && !matches!(spec.role, Role::Plain | Role::Collect) {
+                let (actor, operator) = (spec.name.to_string(), spec.role.words());
+                return Err(BuildError::NoReplicas { actor, operator });
             }
             spec.replicas = replicas;
         }
@@ -346,7 +364,9 @@ impl<P> TopologyBuilder<P> {
         for (actor, height) in heights(&actors, &edges, |_| 1)?.into_iter().enumerate() {
             actors[actor].height = height;
         }
-        Ok(Topology { sources, sinks, actors, edges, lanes, depth })
+        let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
+        let regions = region::infer(&actors, &edges, &words)?;
+        Ok(Topology { sources, sinks, actors, edges, lanes, depth, regions })
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::batch::{Held, Live};
 use crate::cpu::Share;
+use crate::duty::is_retried;
 use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
 use crate::error::{ErrorKind, ItemError};
@@ -15,12 +17,11 @@ use crate::metrics::{Phase, PipelineState};
 use crate::outbox::{Closed, Outbox};
 use crate::packet::{Firing, Message, Work};
 use crate::payload::Payload;
+use crate::region::RegionId;
 use crate::replica::SharedFactory;
 use crate::stage::{Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, guarded};
-#[cfg(feature = "affinity")]
-use crate::sync::lock;
-use crate::sync::{Arc, Ordering, Sender, thread};
+use crate::sync::{Arc, Ordering, Sender, lock, thread};
 
 /// What an actor thread is started with.
 pub(crate) struct Seed<P> {
@@ -38,6 +39,42 @@ pub(crate) struct Seed<P> {
     pub(crate) policy: RestartPolicy,
     /// Its part of the CPU budget, held as long as the thread lives.
     pub(crate) share: Option<Share>,
+    pub(crate) duty: Duty<P>,
+}
+
+/// What an actor does with items, beside computing.
+pub(crate) enum Duty<P> {
+    Plain,
+    /// Gives children in `region`.
+    FlatMap {
+        region: RegionId,
+    },
+    /// Takes the list of a parent's children.
+    Collect {
+        slot: usize,
+    },
+    /// Gives batches in `region`.
+    Batch(Box<Batcher<P>>),
+    /// Takes batches of `region`; sends those that are to be tried again to their maker.
+    Unbatch {
+        region: RegionId,
+        retry: Option<Sender<Message<P>>>,
+    },
+    /// Takes the lowest port that holds a payload.
+    Merge,
+}
+
+/// The side of a batching actor that holds members back.
+pub(crate) struct Batcher<P> {
+    pub(crate) held: Held<P>,
+    pub(crate) live: Arc<Live>,
+    /// Alive batches below which the actors behind are short of work.
+    pub(crate) enough: usize,
+    /// The region of the members, and that of the batches.
+    pub(crate) takes: RegionId,
+    pub(crate) region: RegionId,
+    /// Items that have come so far.
+    pub(crate) arrived: u64,
 }
 
 /// What became of an attempt to fire.
@@ -50,13 +87,13 @@ enum Fired<P> {
     Down(ItemError),
 }
 
-struct Actor<P> {
-    seed: Seed<P>,
+pub(crate) struct Actor<P> {
+    pub(crate) seed: Seed<P>,
     stage: Option<Box<dyn Stage<P>>>,
-    outbox: Outbox<P>,
+    pub(crate) outbox: Outbox<P>,
     slots: usize,
     /// Taken out of the inbox while no slot was free.
-    backlog: VecDeque<Work<P>>,
+    pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
 }
@@ -87,10 +124,11 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
         *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(core).map(|()| core));
     }
     let outputs = seed.routes.len();
+    let lists = matches!(seed.duty, Duty::FlatMap { .. } | Duty::Unbatch { .. });
     let mut actor = Actor {
         seed,
         stage: None,
-        outbox: Outbox::new(outputs),
+        outbox: Outbox::new(outputs, lists),
         slots: 1,
         backlog: VecDeque::new(),
         restarts: Restarts::default(),
@@ -106,11 +144,11 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
 }
 
 impl<P: Payload> Actor<P> {
-    fn cell(&self) -> &ActorCell<P> {
+    pub(crate) fn cell(&self) -> &ActorCell<P> {
         &self.seed.engine.actors[self.seed.me]
     }
 
-    fn stopped(&self) -> bool {
+    pub(crate) fn stopped(&self) -> bool {
         self.cell().bell.flags.is_raised(Flags::STOP)
     }
 
@@ -143,6 +181,10 @@ impl<P: Payload> Actor<P> {
             }
         };
         self.slots = guarded("`slots`", || Ok(stage.slots()))?.max(1);
+        if matches!(self.seed.duty, Duty::FlatMap { .. }) {
+            // It waits for its budget between two firings, and must hold no lane then.
+            self.slots = 1;
+        }
         self.stage = Some(stage);
         Ok(())
     }
@@ -175,6 +217,7 @@ impl<P: Payload> Actor<P> {
             self.cell().meter.restarted();
             self.build()?;
         }
+        self.flush_batches();
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
             let Some(work) = self.backlog.pop_front() else {
                 break;
@@ -253,7 +296,11 @@ impl<P: Payload> Actor<P> {
                 }
                 let open = self.outbox.firings().iter();
                 let pending = open.filter(|firing| !firing.cancelled);
-                let deadline = pending.filter_map(|firing| firing.item.deadline).min();
+                let due = match &self.seed.duty {
+                    Duty::Batch(batcher) => batcher.held.deadline(),
+                    _ => None,
+                };
+                let deadline = pending.filter_map(|firing| firing.item.deadline).chain(due).min();
                 let next = self.seed.inbox.next(wanted, deadline);
                 if self.outbox.count() == 0 {
                     self.cell().meter.enter(Phase::Other);
@@ -268,32 +315,43 @@ impl<P: Payload> Actor<P> {
 
     /// Gathers the inputs of an item that arrived.
     fn take_in(&mut self, message: Message<P>) {
-        self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
         let mut inputs = self.outbox.inputs();
+        let mut children = Vec::new();
         let (item, error) = match message {
-            Message::Packet(item, Ok(payload)) => {
-                inputs.push(payload);
-                (item, None)
-            }
-            Message::Packet(item, Err(error)) => (item, Some(error)),
-            Message::Ready(item) => {
-                let mut errors = Vec::new();
-                if let Some(join) = self.seed.join {
-                    for port in 0..join.ports {
-                        match item.cells.take(join, port) {
-                            Some(Ok(payload)) => inputs.push(payload),
-                            Some(Err(error)) => errors.push(error),
-                            None => {}
-                        }
+            Message::Packet(item, delivery) => {
+                let past =
+                    matches!(self.seed.duty, Duty::Unbatch { region, .. } if item.region != region);
+                self.cell().meter.taken.fetch_add(u64::from(!past), Ordering::Relaxed);
+                match delivery {
+                    Ok(payload) => {
+                        inputs.push(payload);
+                        (item, None)
                     }
+                    Err(error) => (item, Some(error)),
                 }
-                (item, ItemError::join(errors))
+            }
+            Message::Ready(item) => {
+                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
+                let error = match self.seed.duty {
+                    Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
+                        Ok(list) => {
+                            children = list;
+                            None
+                        }
+                        Err(fault) => Some(fault),
+                    },
+                    Duty::Merge => self.choose(&item, &mut inputs),
+                    _ => self.match_ports(&item, &mut inputs),
+                };
+                (item, error)
             }
             Message::Gathered(work) => {
+                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
                 self.outbox.recycle(inputs);
                 self.backlog.push_back(work);
                 return;
             }
+            Message::Retry(batch) => return self.retry(&batch),
             Message::Wake => return,
         };
         let inputs = match error {
@@ -303,13 +361,51 @@ impl<P: Payload> Actor<P> {
                 Err(error)
             }
         };
-        self.backlog.push_back(Work { item, inputs });
+        if matches!(self.seed.duty, Duty::Batch(_)) {
+            self.admit_member(item, inputs);
+        } else {
+            self.backlog.push_back(Work { item, inputs, children });
+        }
+    }
+
+    /// Takes what every port of a join holds.
+    fn match_ports(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
+        let join = self.seed.join?;
+        let mut errors = Vec::new();
+        for port in 0..join.ports {
+            match item.cells.take(join, port) {
+                Some(Ok(payload)) => inputs.push(payload),
+                Some(Err(error)) => errors.push(error),
+                None => {}
+            }
+        }
+        ItemError::join(errors)
+    }
+
+    /// Takes the payload of the lowest port that holds one, unless a port failed.
+    fn choose(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
+        let error = self.match_ports(item, inputs);
+        if let Some(error) = error
+            && (inputs.is_empty() || !error.is_filtered())
+        {
+            return Some(error);
+        }
+        inputs.truncate(1);
+        None
     }
 
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
             self.pass(&work.item, error);
+            return Fired::Yes;
+        }
+        if matches!(self.seed.duty, Duty::Merge) {
+            self.cell().meter.fired(Duration::ZERO, false);
+            for payload in work.inputs.into_iter().flatten() {
+                self.send(&work.item, 0, payload);
+            }
+            self.report_done(&work.item, None);
             return Fired::Yes;
         }
         let seq = work.item.seq;
@@ -342,6 +438,8 @@ impl<P: Payload> Actor<P> {
         let firing = Firing {
             seq,
             inputs,
+            children: work.children,
+            members: item.members().len().max(1),
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
@@ -361,14 +459,14 @@ impl<P: Payload> Actor<P> {
     }
 
     /// Passes an item on as an error without computing it.
-    fn pass(&self, item: &Arc<Item<P>>, error: ItemError) {
+    pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, error: ItemError) {
         self.cell().meter.skipped();
         self.forward_error(item, error);
     }
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, outcome } = closed;
+        let Closed { item, started, outcome, lists } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -377,33 +475,82 @@ impl<P: Payload> Actor<P> {
         } else {
             Instant::now()
         };
-        cell.meter.fired(ended.saturating_duration_since(started), outcome.is_err());
+        let failed = matches!(&outcome, Err(error) if !error.is_filtered());
+        cell.meter.fired(ended.saturating_duration_since(started), failed);
         let engine = &self.seed.engine;
         cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
-        match outcome {
-            Ok(mut outputs) => {
-                for (targets, payload) in self.seed.routes.iter().zip(outputs.drain(..)) {
+        let mut outputs = match outcome {
+            Ok(outputs) => outputs,
+            Err(error) => return self.forward_error(&item, error),
+        };
+        match &self.seed.duty {
+            Duty::FlatMap { region } => self.fan_out(*region, &item, lists),
+            Duty::Unbatch { .. } => self.unbatch(&item, lists),
+            duty => {
+                if let Duty::Batch(batcher) = duty {
+                    engine.enters(batcher.region, 1);
+                }
+                for (port, payload) in outputs.drain(..).enumerate() {
                     if let Some(payload) = payload {
-                        engine.send(targets, &item, payload);
+                        self.send(&item, port, payload);
                     }
                 }
-                if let Some(port) = self.seed.done {
-                    engine.done(port, &item, None);
-                }
-                self.outbox.recycle_outputs(outputs);
+                self.report_done(&item, None);
             }
-            Err(error) => self.forward_error(&item, error),
+        }
+        self.outbox.recycle_outputs(outputs);
+    }
+
+    /// Sends an item on as an error, in the way of the actor's duty.
+    fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+        let error = item.blame(error, &self.cell().actor);
+        let engine = &self.seed.engine;
+        match &self.seed.duty {
+            Duty::FlatMap { region } if self.seed.done.is_none() => {
+                engine.end_children(*region, item, 0, Some(&error));
+            }
+            Duty::Batch(batcher) if item.region == batcher.region => {
+                if batcher.held.retries() && is_retried(item, &error) {
+                    return self.retry(item);
+                }
+                for member in item.members() {
+                    let error = error.clone().at(None, member.seq);
+                    engine.bypass(batcher.region, member, &error);
+                }
+            }
+            Duty::Batch(batcher) => engine.bypass(batcher.region, item, &error),
+            Duty::Unbatch { region, retry } if item.region == *region => {
+                if let Some(maker) = retry
+                    && is_retried(item, &error)
+                {
+                    // It makes room for its members in the inbox that they came through.
+                    let _ = maker.send(Message::Retry(Arc::clone(item)));
+                    return;
+                }
+                for member in item.members() {
+                    self.send_error(member, &error.clone().at(None, member.seq));
+                }
+            }
+            _ => self.send_error(item, &error),
         }
     }
 
-    fn forward_error(&self, item: &Arc<Item<P>>, error: ItemError) {
-        let error = error.at(Some(&self.cell().actor), item.seq);
-        let engine = &self.seed.engine;
-        for targets in &self.seed.routes {
-            engine.send_error(targets, item, &error);
+    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P) {
+        if let Some(targets) = self.seed.routes.get(port) {
+            self.seed.engine.send(targets, item, payload);
         }
+    }
+
+    pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError) {
+        for targets in &self.seed.routes {
+            self.seed.engine.send_error(targets, item, error);
+        }
+        self.report_done(item, Some(error));
+    }
+
+    pub(crate) fn report_done(&self, item: &Arc<Item<P>>, error: Option<&ItemError>) {
         if let Some(port) = self.seed.done {
-            engine.done(port, item, Some(error));
+            self.seed.engine.done(port, item, error.cloned());
         }
     }
 

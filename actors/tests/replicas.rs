@@ -530,3 +530,42 @@ fn scenario_28_replicas_stop_from_random_states() {
         }
     });
 }
+
+#[test]
+fn children_and_batches_go_through_replicas_and_are_collected_in_order() {
+    within(LIMIT, || {
+        type Numbers = Vec<i64>;
+        let mut b = Topology::<Numbers>::builder();
+        let x = b.source("x");
+        let each = b
+            .flat_map("each", "p", |list: Numbers| Ok(list.into_iter().map(|n| vec![n]).collect()));
+        let batching = brigade_actors::Batching::up_to(3);
+        let batch = b.batch("batch", "p", batching, |members: Vec<Numbers>| Ok(members.concat()));
+        let square = b.map("square", "q", |batch: Numbers| {
+            dawdle(batch[0], 5);
+            Ok(batch.into_iter().map(|n| n * n).collect())
+        });
+        let unbatch = b.unbatch("unbatch", "p", |batch: Numbers, _| {
+            Ok(batch.into_iter().map(|n| vec![n]).collect())
+        });
+        let all = b.collect_values("all", "r", |children: Vec<Numbers>| Ok(children.concat()));
+        let y = b.sink("y");
+        b.connect(x, each.input(0)).connect(each.output(0), batch.input(0));
+        b.connect(batch.output(0), square.input(0)).connect(square.output(0), unbatch.input(0));
+        b.connect(unbatch.output(0), all.input(0)).connect(all.output(0), y);
+        b.replicas(square, 3).lanes("q", 3).replicas(all, 2).lanes("r", 2);
+        let options = Options::new().in_flight(6);
+        let pipeline = Pipeline::spawn(b.build().unwrap(), options).unwrap();
+        let lists = (0..300_i64).map(|n| (0..n % 7).map(|k| 10 * n + k).collect::<Numbers>());
+        for (list, result) in lists.clone().zip(pipeline.stream(lists.map(|list| vec![list]))) {
+            let squares: Numbers = list.iter().map(|n| n * n).collect();
+            assert_eq!(result.unwrap(), [squares]);
+        }
+        let mut b = Topology::<Numbers>::builder();
+        let batching = brigade_actors::Batching::up_to(3);
+        let batch = b.batch("batch", "p", batching, |members: Vec<Numbers>| Ok(members.concat()));
+        b.replicas(batch, 2);
+        let error = b.build().unwrap_err();
+        assert_eq!(error, BuildError::NoReplicas { actor: "batch".into(), operator: "a batch" });
+    });
+}

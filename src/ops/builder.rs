@@ -87,7 +87,8 @@ impl GraphBuilder {
         self.graph.add_constant(name, tensor)
     }
 
-    /// One application of any operator of ai.onnx with one output.
+    /// One application of any operator with one output: `Name` for one of ai.onnx,
+    /// `domain.Name` for one of another domain.
     ///
     /// # Errors
     /// If there is no such operator, or the inputs contradict it.
@@ -102,7 +103,8 @@ impl GraphBuilder {
         out.first().copied().ok_or_else(|| err!(Internal, "{op} made nothing"))
     }
 
-    /// One application of any operator of ai.onnx with several outputs and optional inputs.
+    /// One application of any operator, named as for [`Self::op`], with several outputs and
+    /// optional inputs.
     ///
     /// # Errors
     /// As [`Self::op`].
@@ -118,6 +120,7 @@ impl GraphBuilder {
                 bail!(Graph, "{op} reads a value of another graph");
             }
         }
+        let (domain, op) = op.rsplit_once('.').unwrap_or(("", op));
         let name = self.fresh_name(op);
         let mut made = Vec::with_capacity(outputs);
         for i in 0..outputs {
@@ -126,6 +129,11 @@ impl GraphBuilder {
         }
         let node =
             self.graph.add_node(name, op, inputs.iter().copied(), made.iter().map(|v| Some(*v)));
+        if !domain.is_empty() {
+            // Outside of ai.onnx the version that is implemented is the one that is meant.
+            node.version = self.registry.get(domain, op).map_or(1, |def| def.since);
+            domain.clone_into(&mut node.domain);
+        }
         node.attributes.extend(attributes.iter().map(|(k, a)| ((*k).to_owned(), a.clone())));
         let checked = infer_last(&mut self.graph, &self.registry);
         if let Err(e) = checked {

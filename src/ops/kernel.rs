@@ -22,6 +22,43 @@ pub trait CpuKernel: Send + Sync + fmt::Debug {
     }
 }
 
+/// A kernel from a function: for operators that need nothing prepared, and for those whose
+/// attributes the closure captures.
+///
+/// ```
+/// use brigade::extend::*;
+/// // y = x · factor, elementwise.
+/// fn prepare(p: &Prepare<'_>) -> brigade::Result<Box<dyn CpuKernel>> {
+///     let factor = p.node.float("factor")?.unwrap_or(1.0);
+///     Ok(kernel_fn(move |io| {
+///         let mut y = io.take_tensor(0)?;
+///         y.as_mut_slice::<f32>()?.iter_mut().for_each(|v| *v *= factor);
+///         io.emit(y);
+///         Ok(())
+///     }))
+/// }
+/// # let _ = prepare;
+/// ```
+pub fn kernel_fn(
+    run: impl Fn(&mut Io<'_>) -> Result<()> + Send + Sync + 'static,
+) -> Box<dyn CpuKernel> {
+    Box::new(Function(run))
+}
+
+struct Function<F>(F);
+
+impl<F> fmt::Debug for Function<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function").finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn(&mut Io<'_>) -> Result<()> + Send + Sync> CpuKernel for Function<F> {
+    fn run(&self, io: &mut Io<'_>) -> Result<()> {
+        (self.0)(io)
+    }
+}
+
 /// What `prepare` sees of a node.
 #[derive(Debug)]
 pub struct Prepare<'a> {

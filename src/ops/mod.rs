@@ -53,7 +53,7 @@ mod unique;
 
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
-pub use kernel::{CpuKernel, Io, Prepare};
+pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
 pub use program::{CompileOptions, Program, RunContext};
 pub use registry::{MissingOp, OpRegistry};
 pub use threads::Threads;

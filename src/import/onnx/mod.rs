@@ -12,6 +12,8 @@ mod external;
 mod fact;
 mod function;
 mod graph;
+#[cfg(test)]
+mod mutated;
 #[allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications)]
 mod pb;
 mod tensor;
@@ -26,6 +28,7 @@ use prost::Message;
 
 use super::{Imported, Limits, Source};
 use crate::error::{Result, bail, err};
+use crate::ops::{CompileOptions, OpRegistry, Program, infer_graph};
 use external::Weights;
 use function::Function;
 use graph::Scope;
@@ -227,7 +230,8 @@ fn some_of<T: AsRef<str>>(all: &[T]) -> String {
     parts.join("; ")
 }
 
-/// Imports `bytes` and drops the outcome; for fuzzing.
+/// Imports `bytes`, infers, checks and compiles what comes of it, and drops the outcome; for
+/// fuzzing.
 #[doc(hidden)]
 pub fn fuzz_onnx(bytes: &[u8]) {
     let limits = Limits {
@@ -239,5 +243,12 @@ pub fn fuzz_onnx(bytes: &[u8]) {
         ..Limits::default()
     };
     let bytes = super::FileBytes::copy_from_slice(bytes);
-    let _ = read(&Source { bytes, folder: None, limits: &limits });
+    let Ok(imported) = read(&Source { bytes, folder: None, limits: &limits }) else {
+        return;
+    };
+    let mut graph = imported.graph;
+    let registry = OpRegistry::default();
+    if registry.check(&graph).is_ok() && infer_graph(&mut graph, &registry).is_ok() {
+        let _ = Program::compile(&graph, &registry, &CompileOptions::default());
+    }
 }

@@ -3,8 +3,6 @@
 use prost::Message;
 use prost::bytes::Bytes;
 
-use super::external::tests::external;
-use super::function::tests::{call, function};
 use super::pb;
 use super::pb::attribute_proto::AttributeType;
 use crate::ErrorKind;
@@ -486,39 +484,5 @@ fn attributes_keep_their_kind_without_a_declared_type() {
         let graph =
             graph_of(&model(body(&["x"], vec![with(node("Foo", &["x"], &["y"]), a)], &["y"])));
         assert_eq!(graph.nodes()[0].attributes[key], want);
-    }
-}
-
-/// Changes to a small valid model, each of which must end in a graph or an error.
-#[test]
-fn mutated_models_never_panic() {
-    let then = body(&[], vec![node("Add", &["x", "w"], &["t"])], &["t"]);
-    let other = body(&[], vec![call("F", &["x"], &["e"])], &["e"]);
-    let n = with(node("If", &["c"], &["y"]), subgraph("then_branch", then));
-    let n = with(n, subgraph("else_branch", other));
-    let mut g = body(&["c"], vec![n, call("F", &["y"], &["z"])], &["z"]);
-    g.input.push(shaped("x", &[Err("N"), Ok(2), Ok(-1)]));
-    g.initializer = vec![
-        floats("w", &[1.0, 2.0]),
-        pb::TensorProto {
-            raw_data: None,
-            int32_data: vec![1, 0],
-            data_type: Some(DType::Bool as i32),
-            ..floats("b", &[0.0; 2])
-        },
-        external("v", &[("location", "w.bin")]),
-    ];
-    let mut m = model(g);
-    m.functions = vec![function(
-        "F",
-        &["x"],
-        vec![with(node("Foo", &["x"], &["y"]), reference("k", "k"))],
-        &["y"],
-    )];
-    m.opset_import.push(opset("local", 1));
-    let seed = m.encode_to_vec();
-    let mut random = crate::import::mutate::Mutator::new(0x5EED);
-    for _ in 0..4000 {
-        super::fuzz_onnx(&random.mutate(&seed));
     }
 }
