@@ -329,6 +329,15 @@ fn failures_name_the_users_thing_and_have_their_exit_code() {
         ("check {m} --cases {e}", 1, "holds no case"),
         ("inspect {x}", 1, "numpy array"),
         ("demo --stages 0", 2, "--stages"),
+        ("bench", 2, "--synthetic"),
+        ("bench --synthetic a:1ms,b:2", 2, "`2`"),
+        ("bench --synthetic a:1ms,,b:2ms", 2, "``"),
+        ("bench --synthetic a:1ms,b:99s", 2, "`99s`"),
+        ("bench --synthetic a:1ms~2ms", 2, "`a:1ms~2ms`"),
+        ("bench --synthetic a:1ms --lanes b=2", 2, "`b`"),
+        ("bench --synthetic a:1ms --lanes a=0", 2, "`0`"),
+        ("bench --synthetic a:1ms --replicas b=2", 2, "--replicas"),
+        ("bench --synthetic a:1ms --in-flight 0", 2, "in-flight"),
     ] {
         let output = brigade(&words(line, &paths));
         let errors = text(&output.stderr);
@@ -339,6 +348,39 @@ fn failures_name_the_users_thing_and_have_their_exit_code() {
     }
     let output = brigade(&words("run {page} --input {x} --json", &paths));
     assert_eq!(json(&output)["error"]["kind"], "format");
+}
+
+#[test]
+fn bench_streams_through_synthetic_stages() {
+    let line = "bench --synthetic g:4ms,c:2ms,g:4ms --items 60 --in-flight 6 --json";
+    let output = brigade(&words(line, &[]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!((&document["items"], &document["in_flight"]), (&60.into(), &6.into()));
+    let number = |field: &str| document[field].as_f64().unwrap_or_else(|| panic!("{field}"));
+    assert!((number("bound_per_s") - 125.0).abs() < 1e-6);
+    assert_eq!(document["bottleneck"], "g");
+    // A stage is never early, so that these hold on any machine.
+    assert!(number("wall_s") >= 0.480 && number("sequential_per_s") <= 100.0);
+    let achieved = number("throughput_per_s") / number("bound_per_s");
+    assert!((number("achieved") - achieved).abs() < 1e-9);
+    assert!(achieved > 0.3 && achieved < 1.2, "{achieved}");
+    let actors = document["actors"].as_array().unwrap();
+    let names: Vec<&str> = actors.iter().map(|a| a["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["g.0", "c", "g.1"]);
+    assert_eq!((&actors[0]["device"], &actors[1]["device"]), (&"g".into(), &"c".into()));
+    for actor in actors {
+        let share = |of: &str| actor[of].as_f64().unwrap();
+        let sum = share("busy") + share("starved") + share("blocked");
+        assert!(sum > 0.7 && sum < 1.01 && share("busy") > 0.1, "{actor}");
+    }
+
+    // Two lanes of one device let its two stages compute at once.
+    let line = "bench --synthetic g:4ms,c:2ms,g:4ms~1ms --items 30 --lanes g=2 --json";
+    let document = json(&brigade(&words(line, &[])));
+    assert!((document["bound_per_s"].as_f64().unwrap() - 250.0).abs() < 1e-6);
+    let output = brigade(&words("bench --synthetic a:1ms --items 20", &[]));
+    assert!(text(&output.stdout).contains("bottleneck  device a"), "{}", text(&output.stdout));
 }
 
 #[test]

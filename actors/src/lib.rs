@@ -90,6 +90,7 @@ mod state;
 mod stream;
 mod supervise;
 mod sync;
+pub mod synthetic;
 mod system;
 mod ticket;
 mod topology;

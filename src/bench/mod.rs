@@ -2,6 +2,8 @@
 
 mod feed;
 mod report;
+mod synthetic;
 
 pub use feed::{Measured, stream};
-pub use report::{ActorReport, DeviceReport, PipelineReport};
+pub use report::{ActorReport, ActorShare, DeviceReport, PipelineReport};
+pub use synthetic::{SyntheticChain, SyntheticReport, SyntheticRun};

@@ -1,5 +1,6 @@
 //! The `brigade` program: a subcommand is its file and one variant here.
 
+mod bench;
 mod bind;
 mod check;
 mod completions;
@@ -61,6 +62,8 @@ enum Command {
     Run(run::Args),
     /// Check a model against cases with known outputs
     Check(check::Args),
+    /// Measure how close a pipeline comes to its bound
+    Bench(bench::Args),
     /// Cut a model into segments, show them, write the plan file
     Plan(plan::Args),
     /// Show what a model is made of and whether it can be run
@@ -88,6 +91,7 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args, &console),
         Command::Run(args) => run::run(args, &console),
         Command::Check(args) => check::run(args, &console),
+        Command::Bench(args) => bench::run(args, &console),
         Command::Plan(args) => plan::run(args, &console),
         Command::Inspect(args) => inspect::run(args, &console),
         Command::Devices(args) => devices::run(args, &console),
@@ -133,6 +137,15 @@ mod tests {
             "run m.onnx --generate 3 --batch-axis x=q",
             "run m.onnx --generate 3 --bind x",
             "check m.onnx",
+            "bench",
+            "bench m.onnx",
+            "bench m.onnx --synthetic a:1ms",
+            "bench --synthetic a:1",
+            "bench --synthetic a:1ms --items 0",
+            "bench --synthetic a:1ms --stages 2",
+            "bench --synthetic a:1ms --generate 3",
+            "bench --synthetic a:1ms --lanes a",
+            "bench --synthetic a:1ms --lanes a=0",
             "demo -q -v",
             "no-such-command",
             "",
