@@ -385,6 +385,7 @@ mod tests {
             uptime_ns: 5,
             in_flight: 1,
             in_flight_limit: 2,
+            admission: Default::default(),
             admitted: 3,
             completed: 2,
             failed: 1,
@@ -402,6 +403,8 @@ mod tests {
             }],
             fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
             cpu: crate::cpu::CpuStats::default(),
+            stalls: vec![],
+            stall_count: 0,
             detached: vec!["a".into()],
         };
         let wire: Stats = decode(&encode(&stats, 4096).unwrap(), 4096).unwrap();

@@ -1,7 +1,8 @@
 //! Credits: the right of an item to be in flight.
 //!
-//! A pure state machine behind one lock: how many credits are out, how many may be, whether the
-//! source is closed, and who waits for what.
+//! A pure state machine behind one lock: how many credits are out, how many may be, how many bytes
+//! they stand for, how many items wait in the queue in front of them, whether the source is closed,
+//! and who waits for what.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
@@ -15,39 +16,121 @@ pub(crate) struct Credits {
     state: Mutex<State>,
     freed: Condvar,
     idle: Condvar,
+    /// Whether payloads are weighed at all.
+    budgeted: bool,
+}
+
+/// What bounds a source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Items in flight.
+    pub(crate) items: usize,
+    /// Bytes in flight.
+    pub(crate) bytes: Option<usize>,
+    /// What one item is expected to hold at its peak; unsaid, the first item shows it.
+    pub(crate) item_bytes: Option<usize>,
+    /// Items that wait in front of the credits.
+    pub(crate) queue: usize,
+}
+
+/// What a push was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A credit, charged with so many bytes.
+    Flight(usize),
+    /// A place in the queue.
+    Queue,
+}
+
+/// What a push asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ask {
+    /// The bytes of its inputs.
+    pub(crate) bytes: usize,
+    /// Whether a place in the queue will do.
+    pub(crate) queue: bool,
 }
 
 struct State {
     used: usize,
     limit: usize,
     closed: Option<ItemError>,
-    /// Threads in `acquire`; spares the wake-up where nobody waits.
-    blocked: usize,
+    /// Places in the queue, and those that are taken.
+    queue: usize,
+    queued: usize,
+    /// An item has left the queue and is not on its edges yet: nobody overtakes it.
+    injecting: bool,
+    weigh: Option<Scales>,
+    /// Threads in `acquire`, in the order of their arrival.
+    line: VecDeque<u64>,
     next_waiter: u64,
     waiting: VecDeque<(u64, Waker)>,
     idle_wakers: Vec<Waker>,
 }
 
+/// The bytes of the items in flight.
+struct Scales {
+    budget: usize,
+    /// What the credits that are out are charged with.
+    charged: usize,
+    /// The most that an item held beyond its inputs.
+    extra: usize,
+    /// An item came through, so `extra` is known.
+    known: bool,
+    expected: usize,
+}
+
+impl Scales {
+    /// What an item with inputs of `bytes` is charged with. As long as no item came through, one is
+    /// charged with everything, so that it goes alone.
+    fn charge(&self, bytes: usize) -> usize {
+        if !self.known {
+            return self.budget.max(bytes);
+        }
+        bytes.saturating_add(self.extra).max(self.expected)
+    }
+}
+
 /// Wakers to be called once no lock is held.
 #[must_use]
-pub(crate) struct Wakeups(Vec<Waker>, Option<Waker>);
+#[derive(Default)]
+pub(crate) struct Wakeups {
+    idle: Vec<Waker>,
+    next: Option<Waker>,
+    /// Items wait in the queue: whoever gave room lets them in.
+    pub(crate) queued: bool,
+    /// Every credit was out before this one came back.
+    pub(crate) full: bool,
+}
 
 impl Wakeups {
     pub(crate) fn wake(self) {
-        for waker in self.0.into_iter().chain(self.1) {
+        for waker in self.idle.into_iter().chain(self.next) {
             waker.wake();
         }
     }
 }
 
 impl Credits {
-    pub(crate) fn new(limit: usize) -> Self {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        let weigh = bounds.bytes.map(|budget| Scales {
+            budget,
+            charged: 0,
+            extra: 0,
+            known: bounds.item_bytes.is_some(),
+            expected: bounds.item_bytes.unwrap_or(0),
+        });
         Self {
+            budgeted: weigh.is_some(),
             state: Mutex::new(State {
                 used: 0,
-                limit,
+                limit: bounds.items,
                 closed: None,
-                blocked: 0,
+                queue: bounds.queue,
+                queued: 0,
+                injecting: false,
+                weigh,
+                line: VecDeque::new(),
                 next_waiter: 0,
                 waiting: VecDeque::new(),
                 idle_wakers: Vec::new(),
@@ -57,39 +140,69 @@ impl Credits {
         }
     }
 
-    /// Takes a credit if one is free.
-    pub(crate) fn try_acquire(&self) -> Result<(), PushErrorKind> {
-        lock(&self.state).take()
+    /// Whether payloads are weighed.
+    pub(crate) const fn weighs(&self) -> bool {
+        self.budgeted
     }
 
-    /// Takes a credit, waiting for one until `deadline`.
-    pub(crate) fn acquire(&self, deadline: Option<Instant>) -> Result<(), PushErrorKind> {
+    /// Takes a credit, or a place in the queue, if one is free.
+    pub(crate) fn try_acquire(&self, ask: Ask) -> Result<Place, PushErrorKind> {
+        lock(&self.state).take(ask, None)
+    }
+
+    /// Takes a credit or a place, waiting for one until `deadline`.
+    pub(crate) fn acquire(
+        &self,
+        ask: Ask,
+        deadline: Option<Instant>,
+    ) -> Result<Place, PushErrorKind> {
         let mut state = lock(&self.state);
-        loop {
-            match state.take() {
+        let mut me = None;
+        let taken = loop {
+            match state.take(ask, me) {
                 Err(PushErrorKind::Full) => {}
-                other => return other,
+                other => break other,
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(PushErrorKind::Expired);
+                break Err(PushErrorKind::Expired);
             }
-            state.blocked += 1;
+            if me.is_none() {
+                state.next_waiter += 1;
+                me = Some(state.next_waiter);
+                state.line.extend(me);
+            }
             state = wait_until(&self.freed, state, deadline);
-            state.blocked -= 1;
+        };
+        if me.is_some() {
+            state.line.retain(|other| Some(*other) != me);
+            self.notify(&state);
+            let next = state.next_future();
+            drop(state);
+            if let Some(next) = next {
+                next.wake();
+            }
         }
+        taken
     }
 
-    /// Takes a credit for a future; `waiter` is its place in the queue, kept between polls.
+    /// Takes a credit or a place for a future; `waiter` is its place in the line, kept between
+    /// polls.
     pub(crate) fn poll_acquire(
         &self,
+        ask: Ask,
         waiter: &mut Option<u64>,
         context: &Context<'_>,
-    ) -> Poll<Result<(), PushErrorKind>> {
+    ) -> Poll<Result<Place, PushErrorKind>> {
         let mut state = lock(&self.state);
-        match state.take() {
+        match state.take(ask, None) {
             Err(PushErrorKind::Full) => {}
             other => {
                 state.forget(waiter.take());
+                let next = state.next_future();
+                drop(state);
+                if let Some(next) = next {
+                    next.wake();
+                }
                 return Poll::Ready(other);
             }
         }
@@ -108,39 +221,91 @@ impl Credits {
         Poll::Pending
     }
 
-    /// Leaves the queue of futures. One that had been woken and goes without its credit passes the
+    /// Leaves the line of futures. One that had been woken and goes without its credit passes the
     /// wake-up on.
     pub(crate) fn leave(&self, waiter: u64) {
         let next = {
             let mut state = lock(&self.state);
-            if state.forget(Some(waiter)) || state.used >= state.limit {
-                None
-            } else {
-                state.waiting.pop_front()
-            }
+            if state.forget(Some(waiter)) { None } else { state.next_future() }
         };
-        if let Some((_, waker)) = next {
+        if let Some(waker) = next {
             waker.wake();
         }
     }
 
-    /// Gives a credit back. The wakers are for the caller to call, outside every lock.
-    pub(crate) fn release(&self) -> Wakeups {
+    /// Gives back a credit that was charged with `bytes`. The wakers are for the caller to call,
+    /// outside every lock.
+    pub(crate) fn release(&self, bytes: usize) -> Wakeups {
         let mut state = lock(&self.state);
+        let full = state.used >= state.limit;
         state.used = state.used.saturating_sub(1);
-        let mut idle = Vec::new();
-        if state.used == 0 {
-            self.idle.notify_all();
-            idle = std::mem::take(&mut state.idle_wakers);
+        if let Some(scales) = &mut state.weigh {
+            scales.charged = scales.charged.saturating_sub(bytes);
         }
-        if state.blocked > 0 {
-            self.freed.notify_one();
-        }
-        let next = state.waiting.pop_front().map(|(_, waker)| waker);
-        Wakeups(idle, next)
+        Wakeups { full, ..self.freed(&mut state) }
     }
 
-    /// Refuses every later and every waiting acquisition with `cause`; the first cause stays.
+    /// Takes a credit for the item at the head of the queue, which has inputs of `bytes`; gives
+    /// what it is charged with. Nobody else enters until [`injected`](Self::injected) is called.
+    pub(crate) fn promote(&self, bytes: usize) -> Option<(usize, Wakeups)> {
+        let mut state = lock(&self.state);
+        if state.queued == 0 {
+            return None;
+        }
+        let charge = state.fits(bytes)?;
+        state.queued -= 1;
+        state.enter(charge);
+        state.injecting = true;
+        let wakeups = self.freed(&mut state);
+        Some((charge, wakeups))
+    }
+
+    /// The item that left the queue is on its edges.
+    pub(crate) fn injected(&self) -> Wakeups {
+        let mut state = lock(&self.state);
+        state.injecting = false;
+        self.freed(&mut state)
+    }
+
+    /// Gives a place in the queue back without a credit.
+    pub(crate) fn unqueue(&self) -> Wakeups {
+        let mut state = lock(&self.state);
+        state.queued = state.queued.saturating_sub(1);
+        self.freed(&mut state)
+    }
+
+    /// Charges a credit that is out with more than it was given for.
+    pub(crate) fn raise(&self, bytes: usize) {
+        if let Some(scales) = &mut lock(&self.state).weigh {
+            scales.charged = scales.charged.saturating_add(bytes);
+        }
+    }
+
+    /// Learns from an item that came through how much it held at its peak beyond its inputs.
+    pub(crate) fn learn(&self, extra: usize) {
+        if let Some(scales) = &mut lock(&self.state).weigh {
+            scales.extra = scales.extra.max(extra);
+            scales.known = true;
+        }
+    }
+
+    /// Changes the number of credits. Those that are out stay out.
+    pub(crate) fn set_limit(&self, limit: usize) -> Wakeups {
+        let (mut wakeups, woken) = {
+            let mut state = lock(&self.state);
+            let more = limit.saturating_sub(state.limit);
+            state.limit = limit;
+            let wakeups = self.freed(&mut state);
+            let more = more.saturating_sub(1).min(state.waiting.len());
+            let woken: Vec<_> = state.waiting.drain(..more).map(|(_, waker)| waker).collect();
+            (wakeups, woken)
+        };
+        wakeups.idle.extend(woken);
+        wakeups
+    }
+
+    /// Refuses every later and every waiting acquisition with `cause`; the first cause stays. Items
+    /// in the queue still get their credits.
     pub(crate) fn close(&self, cause: ItemError) {
         let wakers = {
             let mut state = lock(&self.state);
@@ -153,11 +318,16 @@ impl Credits {
         }
     }
 
-    /// Counts every credit as returned: the pipeline stopped and its items have their results.
+    /// Counts every credit and every place as returned: the pipeline stopped and its items have
+    /// their results.
     pub(crate) fn abandon(&self) {
         let wakers = {
             let mut state = lock(&self.state);
             state.used = 0;
+            state.queued = 0;
+            if let Some(scales) = &mut state.weigh {
+                scales.charged = 0;
+            }
             self.idle.notify_all();
             std::mem::take(&mut state.idle_wakers)
         };
@@ -166,22 +336,23 @@ impl Credits {
         }
     }
 
-    /// Waits until no credit is out; gives the number that is out when `deadline` passes.
+    /// Waits until no credit is out and the queue is empty; gives the number of items that are left
+    /// when `deadline` passes.
     pub(crate) fn wait_idle(&self, deadline: Option<Instant>) -> usize {
         let mut state = lock(&self.state);
-        while state.used > 0 {
+        while !state.is_idle() {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
             state = wait_until(&self.idle, state, deadline);
         }
-        state.used
+        state.used + state.queued
     }
 
-    /// Ready once no credit is out.
+    /// Ready once no credit is out and the queue is empty.
     pub(crate) fn poll_idle(&self, context: &Context<'_>) -> Poll<()> {
         let mut state = lock(&self.state);
-        if state.used == 0 {
+        if state.is_idle() {
             return Poll::Ready(());
         }
         if !state.idle_wakers.iter().any(|waker| waker.will_wake(context.waker())) {
@@ -199,21 +370,101 @@ impl Credits {
     pub(crate) fn limit(&self) -> usize {
         lock(&self.state).limit
     }
+
+    /// Items in the queue.
+    pub(crate) fn queued(&self) -> usize {
+        lock(&self.state).queued
+    }
+
+    /// After something was given back: wakes who waits for it.
+    fn freed(&self, state: &mut State) -> Wakeups {
+        let mut wakeups = Wakeups { queued: state.queued > 0, ..Wakeups::default() };
+        if state.is_idle() {
+            self.idle.notify_all();
+            wakeups.idle = std::mem::take(&mut state.idle_wakers);
+        }
+        self.notify(state);
+        wakeups.next = state.next_future();
+        wakeups
+    }
+
+    /// Wakes the threads in the line, if there is room for one.
+    fn notify(&self, state: &State) {
+        if state.line.is_empty() || !state.has_room() {
+            return;
+        }
+        if state.is_fair() {
+            self.freed.notify_all();
+        } else {
+            self.freed.notify_one();
+        }
+    }
 }
 
 impl State {
-    fn take(&mut self) -> Result<(), PushErrorKind> {
+    fn is_idle(&self) -> bool {
+        self.used == 0 && self.queued == 0
+    }
+
+    /// Where the sizes of items or their age matter, threads are served in the order in which they
+    /// came: a large item is not overtaken for ever by small ones.
+    const fn is_fair(&self) -> bool {
+        self.weigh.is_some() || self.queue > 0
+    }
+
+    fn take(&mut self, ask: Ask, me: Option<u64>) -> Result<Place, PushErrorKind> {
         if let Some(cause) = &self.closed {
             return Err(PushErrorKind::Closed(cause.clone()));
         }
-        if self.used >= self.limit {
+        let first = self.line.front().copied();
+        if self.is_fair() && first.is_some() && first != me {
             return Err(PushErrorKind::Full);
         }
-        self.used += 1;
-        Ok(())
+        if self.queued == 0
+            && !self.injecting
+            && let Some(charge) = self.fits(ask.bytes)
+        {
+            self.enter(charge);
+            return Ok(Place::Flight(charge));
+        }
+        if ask.queue && self.queued < self.queue {
+            self.queued += 1;
+            return Ok(Place::Queue);
+        }
+        Err(PushErrorKind::Full)
     }
 
-    /// Takes a future out of the queue; true if it was still in it.
+    /// What an item with inputs of `bytes` is charged with, if it may enter now. An item that is
+    /// larger than the budget enters alone.
+    fn fits(&self, bytes: usize) -> Option<usize> {
+        if self.used >= self.limit {
+            return None;
+        }
+        let Some(scales) = &self.weigh else {
+            return Some(0);
+        };
+        let charge = scales.charge(bytes);
+        let fits = scales.charged.saturating_add(charge) <= scales.budget;
+        (fits || self.used == 0).then_some(charge)
+    }
+
+    fn enter(&mut self, charge: usize) {
+        self.used += 1;
+        if let Some(scales) = &mut self.weigh {
+            scales.charged = scales.charged.saturating_add(charge);
+        }
+    }
+
+    /// The next future to be woken, if there is room for it.
+    fn next_future(&mut self) -> Option<Waker> {
+        if self.has_room() { self.waiting.pop_front().map(|(_, waker)| waker) } else { None }
+    }
+
+    fn has_room(&self) -> bool {
+        self.used < self.limit || self.queued < self.queue || self.closed.is_some()
+    }
+
+    /// Takes a future out of the line; true if it was still in it.
     fn forget(&mut self, waiter: Option<u64>) -> bool {
         let place = waiter.and_then(|id| self.waiting.iter().position(|(other, _)| *other == id));
         place.and_then(|place| self.waiting.remove(place)).is_some()
@@ -226,24 +477,120 @@ mod tests {
     use crate::error::ErrorKind;
     use std::time::Duration;
 
+    fn bounded(items: usize) -> Credits {
+        Credits::new(Bounds { items, bytes: None, item_bytes: None, queue: 0 })
+    }
+
+    fn weighed(bytes: usize, item_bytes: Option<usize>) -> Credits {
+        Credits::new(Bounds { items: 9, bytes: Some(bytes), item_bytes, queue: 0 })
+    }
+
+    fn ask(bytes: usize) -> Ask {
+        Ask { bytes, queue: true }
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_an_item_larger_than_the_budget_goes_alone() {
+        let credits = weighed(100, Some(0));
+        assert_eq!(credits.try_acquire(ask(60)).unwrap(), Place::Flight(60));
+        assert!(matches!(credits.try_acquire(ask(41)), Err(PushErrorKind::Full)));
+        assert_eq!(credits.try_acquire(ask(40)).unwrap(), Place::Flight(40));
+        credits.release(60).wake();
+        assert!(matches!(credits.try_acquire(ask(500)), Err(PushErrorKind::Full)));
+        credits.release(40).wake();
+        assert_eq!(credits.try_acquire(ask(500)).unwrap(), Place::Flight(500));
+        assert!(matches!(credits.try_acquire(ask(0)), Err(PushErrorKind::Full)));
+    }
+
+    #[test]
+    fn the_first_item_goes_alone_and_shows_what_the_next_are_charged_with() {
+        let credits = weighed(100, None);
+        assert_eq!(credits.try_acquire(ask(10)).unwrap(), Place::Flight(100));
+        assert!(credits.try_acquire(ask(10)).is_err());
+        credits.learn(30);
+        credits.release(100).wake();
+        for _ in 0..2 {
+            assert_eq!(credits.try_acquire(ask(10)).unwrap(), Place::Flight(40));
+        }
+        assert!(credits.try_acquire(ask(10)).is_err());
+        credits.raise(20);
+        credits.release(60).wake();
+        assert_eq!(credits.try_acquire(ask(30)).unwrap(), Place::Flight(60));
+    }
+
+    #[test]
+    fn a_large_item_is_not_overtaken_for_ever() {
+        let credits = weighed(10, Some(0));
+        assert!(credits.try_acquire(ask(5)).is_ok());
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| credits.acquire(ask(10), None));
+            while lock(&credits.state).line.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(matches!(credits.try_acquire(ask(1)), Err(PushErrorKind::Full)));
+            credits.release(5).wake();
+            assert_eq!(large.join().unwrap().unwrap(), Place::Flight(10));
+        });
+        credits.release(10).wake();
+        assert!(credits.try_acquire(ask(1)).is_ok());
+    }
+
+    #[test]
+    fn nobody_overtakes_the_queue_and_it_keeps_the_source_busy() {
+        let credits = Credits::new(Bounds { items: 1, bytes: None, item_bytes: None, queue: 2 });
+        assert_eq!(credits.try_acquire(ask(0)).unwrap(), Place::Flight(0));
+        for _ in 0..2 {
+            assert_eq!(credits.try_acquire(ask(0)).unwrap(), Place::Queue);
+        }
+        assert!(credits.try_acquire(ask(0)).is_err());
+        assert!(credits.promote(0).is_none());
+        let wakeups = credits.release(0);
+        assert!(wakeups.queued, "somebody has to let the next one in");
+        wakeups.wake();
+        assert_eq!(credits.wait_idle(Some(Instant::now())), 2);
+        assert!(credits.try_acquire(Ask::default()).is_err(), "would overtake");
+        assert!(credits.promote(0).is_some());
+        credits.release(0).wake();
+        credits.unqueue().wake();
+        assert!(credits.try_acquire(Ask::default()).is_err(), "would overtake the one on its way");
+        credits.injected().wake();
+        assert_eq!(credits.wait_idle(None), 0);
+        assert!(credits.try_acquire(Ask::default()).is_ok());
+    }
+
+    #[test]
+    fn more_credits_let_more_in_and_fewer_take_none_away() {
+        let credits = bounded(1);
+        assert!(credits.try_acquire(Ask::default()).is_ok());
+        credits.set_limit(2).wake();
+        assert!(credits.try_acquire(Ask::default()).is_ok());
+        credits.set_limit(1).wake();
+        assert_eq!((credits.used(), credits.limit()), (2, 1));
+        credits.release(0).wake();
+        assert!(credits.try_acquire(Ask::default()).is_err());
+    }
+
     #[test]
     fn credits_are_bounded_and_return() {
-        let credits = Credits::new(2);
-        assert!(credits.try_acquire().is_ok());
-        assert!(credits.try_acquire().is_ok());
-        assert!(matches!(credits.try_acquire(), Err(PushErrorKind::Full)));
-        credits.release().wake();
-        assert!(credits.try_acquire().is_ok());
+        let credits = bounded(2);
+        assert!(credits.try_acquire(Ask::default()).is_ok());
+        assert!(credits.try_acquire(Ask::default()).is_ok());
+        assert!(matches!(credits.try_acquire(Ask::default()), Err(PushErrorKind::Full)));
+        credits.release(0).wake();
+        assert!(credits.try_acquire(Ask::default()).is_ok());
         assert_eq!(credits.used(), 2);
     }
 
     #[test]
     fn a_wait_ends_at_its_deadline_and_at_a_close() {
-        let credits = Credits::new(0);
+        let credits = bounded(0);
         let deadline = Instant::now() + Duration::from_millis(10);
-        assert!(matches!(credits.acquire(Some(deadline)), Err(PushErrorKind::Expired)));
+        assert!(matches!(
+            credits.acquire(Ask::default(), Some(deadline)),
+            Err(PushErrorKind::Expired)
+        ));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| credits.acquire(None));
+            let waiting = scope.spawn(|| credits.acquire(Ask::default(), None));
             std::thread::sleep(Duration::from_millis(10));
             credits.close(ItemError::new(ErrorKind::Shutdown, "over"));
             assert!(matches!(waiting.join().unwrap(), Err(PushErrorKind::Closed(_))));
@@ -260,18 +607,27 @@ mod tests {
                 self.0.fetch_add(1, Ordering::SeqCst);
             }
         }
-        let credits = Credits::new(1);
-        credits.try_acquire().unwrap();
+        let credits = bounded(1);
+        credits.try_acquire(Ask::default()).unwrap();
         let (a, b) = (Arc::new(Count(AtomicUsize::new(0))), Arc::new(Count(AtomicUsize::new(0))));
         let (wake_a, wake_b) = (Waker::from(Arc::clone(&a)), Waker::from(Arc::clone(&b)));
         let (mut place_a, mut place_b) = (None, None);
-        assert!(credits.poll_acquire(&mut place_a, &Context::from_waker(&wake_a)).is_pending());
-        assert!(credits.poll_acquire(&mut place_b, &Context::from_waker(&wake_b)).is_pending());
-        credits.release().wake();
+        assert!(
+            credits
+                .poll_acquire(Ask::default(), &mut place_a, &Context::from_waker(&wake_a))
+                .is_pending()
+        );
+        assert!(
+            credits
+                .poll_acquire(Ask::default(), &mut place_b, &Context::from_waker(&wake_b))
+                .is_pending()
+        );
+        credits.release(0).wake();
         assert_eq!((a.0.load(Ordering::SeqCst), b.0.load(Ordering::SeqCst)), (1, 0));
         credits.leave(place_a.unwrap());
         assert_eq!(b.0.load(Ordering::SeqCst), 1);
-        let ready = credits.poll_acquire(&mut place_b, &Context::from_waker(&wake_b));
-        assert!(matches!(ready, Poll::Ready(Ok(()))));
+        let ready =
+            credits.poll_acquire(Ask::default(), &mut place_b, &Context::from_waker(&wake_b));
+        assert!(matches!(ready, Poll::Ready(Ok(_))));
     }
 }

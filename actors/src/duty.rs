@@ -156,7 +156,7 @@ impl<P: Payload> Actor<P> {
         };
         let shape = &self.seed.engine.regions[batcher.region].shape;
         let item = Item::batch(items, kept, batcher.region, shape, &batcher.live);
-        self.backlog.push_back(Work { item, inputs: Ok(inputs), children: Vec::new() });
+        self.backlog.push_back(Work { item, inputs: Ok(inputs), children: Vec::new(), tries: 0 });
     }
 
     /// Makes a batch of each member of a batch that failed.

@@ -33,6 +33,11 @@ impl<P: Payload> Engine<P> {
     /// Hands `payload` to everybody who takes it; the last one gets the handle itself.
     pub(crate) fn send(self: &Arc<Self>, to: &[Target<P>], item: &Arc<Item<P>>, payload: P) {
         if let Some((last, rest)) = to.split_last() {
+            if self.credits.weighs() {
+                // Every taker holds a handle, and gives it back on its own.
+                let bytes = payload.bytes().saturating_mul(to.len());
+                self.hold_bytes(item, bytes);
+            }
             for target in rest {
                 self.deliver(target, item, Ok(payload.share()));
             }

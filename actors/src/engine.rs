@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use crate::budget::Budget;
 use crate::cpu::{CpuBudget, CpuStats};
-use crate::credit::Credits;
+use crate::credit::{Bounds, Credits, Wakeups};
+use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
@@ -17,19 +18,35 @@ use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
 use crate::metrics::{
-    ActorStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Meter, PipelineState, Stats,
+    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Meter,
+    PipelineState, Stats,
 };
 use crate::packet::{Message, Seq};
 use crate::payload::Payload;
+use crate::queue::Queue;
 use crate::region::{ROOT, RegionId};
-use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until};
+use crate::sync::{
+    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until,
+};
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
+use crate::watch::Watch;
+use crate::weight::Total;
 
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
     pub(crate) credits: Credits,
+    /// The most items that may ever be in flight: what inboxes have room for.
+    pub(crate) capacity: usize,
+    pub(crate) queue: Queue<P>,
+    /// The bytes in flight, if they are budgeted.
+    pub(crate) bytes: Total,
+    byte_budget: Option<usize>,
+    pub(crate) ways: Ways,
+    /// Adapts the number in flight, if that was asked for.
+    tuner: Option<Tuner>,
+    pub(crate) watch: Option<Watch>,
     pub(crate) flight: Flight<P>,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
@@ -86,6 +103,8 @@ pub(crate) struct ActorCell<P> {
     /// The name of the actor.
     pub(crate) actor: Arc<str>,
     pub(crate) replica: usize,
+    /// How many replicas the actor has.
+    pub(crate) replicas: usize,
     pub(crate) device: Arc<str>,
     pub(crate) bell: Arc<Bell<P>>,
     pub(crate) meter: Meter,
@@ -95,6 +114,8 @@ pub(crate) struct ActorCell<P> {
     pub(crate) threads: usize,
     /// The core that its thread runs on, or why it could not be pinned; `None` if it was not to be.
     pub(crate) pinned: Mutex<Option<Result<usize, String>>>,
+    /// Firings that its stage takes at a time.
+    pub(crate) slots: AtomicUsize,
 }
 
 /// An actor's hold on a lane of its device.
@@ -136,7 +157,12 @@ struct Counts {
 /// The parts of an engine that the spawn wires up.
 pub(crate) struct Wiring<P> {
     pub(crate) name: String,
-    pub(crate) in_flight: usize,
+    pub(crate) bounds: Bounds,
+    pub(crate) capacity: usize,
+    pub(crate) queue: Queue<P>,
+    pub(crate) ways: Ways,
+    pub(crate) tuner: Option<Tuner>,
+    pub(crate) watch: Option<Watch>,
     pub(crate) sources: Vec<Vec<Target<P>>>,
     pub(crate) regions: Vec<Region<P>>,
     pub(crate) sink: Join,
@@ -156,7 +182,14 @@ impl<P: 'static> Engine<P> {
         Self {
             name: wiring.name,
             origin: wiring.origin,
-            credits: Credits::new(wiring.in_flight),
+            credits: Credits::new(wiring.bounds),
+            capacity: wiring.capacity,
+            queue: wiring.queue,
+            bytes: Total::default(),
+            byte_budget: wiring.bounds.bytes,
+            ways: wiring.ways,
+            tuner: wiring.tuner,
+            watch: wiring.watch,
             flight: Flight::default(),
             sources: wiring.sources,
             regions: wiring.regions,
@@ -220,21 +253,36 @@ impl<P: 'static> Engine<P> {
         Ok(item)
     }
 
-    /// Gives an item its result and its credit back; nobody sees the one without the other.
-    pub(crate) fn retire(&self, item: &Item<P>, outcome: Outcome<P>) {
+    /// Gives an item its result and its credit back; nobody sees the one without the other. Gives
+    /// the wakers of who waited for either.
+    fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> Option<Wakeups> {
+        let complete = outcome.is_ok();
         let filtered = matches!(&outcome, Err(error) if error.is_filtered());
-        let failed = outcome.is_err() && !filtered;
+        let failed = !complete && !filtered;
         let (_, wakeups) = item.settle(outcome, |first| {
             self.flight.remove(item).then(|| {
                 self.count_result(item, failed || !first);
                 let filtered = filtered && first;
                 self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
-                self.credits.release()
+                let charge = if self.credits.weighs() {
+                    item.weight.retire(complete && first, &self.bytes, &self.credits)
+                } else {
+                    0
+                };
+                self.credits.release(charge)
             })
         });
-        if let Some(wakeups) = wakeups {
-            wakeups.wake();
-        }
+        wakeups
+    }
+
+    /// Gives an item that holds no credit its result.
+    pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
+        item.leave_queue();
+        item.settle(Err(error), |_| {
+            if self.flight.remove(item) {
+                self.count_result(item, true);
+            }
+        });
     }
 
     fn count_result(&self, item: &Item<P>, failed: bool) {
@@ -258,6 +306,7 @@ impl<P: 'static> Engine<P> {
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
         self.credits.abandon();
+        self.queue.clear();
         for item in left {
             self.count_result(&item, true);
             item.abort(cause.clone());
@@ -272,6 +321,61 @@ impl<P: 'static> Engine<P> {
         for (_, budget) in self.regions.iter().filter_map(|region| region.budget.as_ref()) {
             budget.interrupt();
         }
+        if let Some(watch) = &self.watch {
+            watch.end();
+        }
+    }
+
+    /// Gives every item in flight `error` as its result, and asks the stages that hold one to
+    /// cancel it. The credits come back as the items come through.
+    pub(crate) fn fail_items(&self, error: &ItemError) {
+        for item in self.flight.all() {
+            item.abort(error.clone());
+        }
+        self.ring_all(Flags::CANCEL);
+    }
+
+    /// Items with a result.
+    pub(crate) fn completed(&self) -> u64 {
+        self.counts.completed.load(Ordering::Relaxed)
+    }
+
+    /// Items that lie in an edge, in front of its actor.
+    pub(crate) fn level(&self, edge: usize) -> u64 {
+        let cell = &self.edges[edge];
+        match cell.taker {
+            _ if cell.gathers => 0,
+            InPort::Actor { actor, .. } => {
+                let taken = self.actors[actor].meter.taken.load(Ordering::Relaxed);
+                cell.meter.snapshot().0.saturating_sub(taken)
+            }
+            InPort::Sink(_) => 0,
+        }
+    }
+
+    /// Whether an edge arrives at this actor.
+    pub(crate) fn leads_to(&self, edge: usize, me: usize) -> bool {
+        let first = me - self.actors[me].replica;
+        matches!(self.edges[edge].taker, InPort::Actor { actor, .. } if actor == first)
+    }
+
+    /// Whether an actor makes children and has as many alive as may be.
+    pub(crate) fn is_out_of_children(&self, me: usize) -> bool {
+        let budgets = self.regions.iter().filter_map(|region| region.budget.as_ref());
+        let mut own = budgets.filter(|(maker, _)| *maker == me);
+        own.any(|(_, budget)| budget.level().0 >= budget.limit())
+    }
+
+    /// `bytes` came into being that belong to an item.
+    pub(crate) fn hold_bytes(&self, item: &Item<P>, bytes: usize) {
+        item.for_roots(bytes, &mut |root, bytes| {
+            root.weight.add(bytes, &self.bytes, &self.credits);
+        });
+    }
+
+    /// `bytes` that belonged to an item are gone.
+    pub(crate) fn drop_bytes(&self, item: &Item<P>, bytes: usize) {
+        item.for_roots(bytes, &mut |root, bytes| root.weight.sub(bytes, &self.bytes));
     }
 
     /// An instant as nanoseconds since the spawn.
@@ -291,20 +395,13 @@ impl<P: 'static> Engine<P> {
                 ActorStats { threads: cell.threads, core, ..meter }
             })
             .collect();
-        let edges = self.edges.iter().map(|edge| {
+        let edges = self.edges.iter().enumerate().map(|(number, edge)| {
             let (sent, peak) = edge.meter.snapshot();
-            let level = match edge.taker {
-                _ if edge.gathers => 0,
-                InPort::Actor { actor, .. } => {
-                    sent.saturating_sub(self.actors[actor].meter.taken.load(Ordering::Relaxed))
-                }
-                InPort::Sink(_) => 0,
-            };
             EdgeStats {
                 from: edge.from.clone(),
                 to: edge.to.clone(),
                 sent,
-                level,
+                level: self.level(number),
                 peak,
                 capacity: edge.capacity,
             }
@@ -326,12 +423,14 @@ impl<P: 'static> Engine<P> {
             Some(FanOutStats { actor, children, peak, limit: budget.limit() })
         });
         let detached = self.exits.left_behind();
+        let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
         Stats {
             name: self.name.clone(),
             state: self.ending().map_or(PipelineState::Running, |(state, _)| state),
             uptime_ns: self.time(now),
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
+            admission: self.admission(),
             admitted: self.counts.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
@@ -343,6 +442,8 @@ impl<P: 'static> Engine<P> {
             devices: devices.collect(),
             fan_outs: fan_outs.collect(),
             cpu: self.cpu_stats(),
+            stalls,
+            stall_count,
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
     }
@@ -356,6 +457,21 @@ impl<P: 'static> Engine<P> {
             }
         }
         CpuStats { budget, used, notices }
+    }
+
+    fn admission(&self) -> AdmissionStats {
+        let (held, peak) = self.bytes.snapshot();
+        AdmissionStats {
+            queued: self.credits.queued(),
+            queue_capacity: self.queue.capacity,
+            dropped: self.queue.dropped.load(Ordering::Relaxed),
+            expired: self.queue.expired.load(Ordering::Relaxed),
+            // What a stop left behind is not counted down any more.
+            bytes: if self.has_stopped() { 0 } else { held as u64 },
+            bytes_peak: peak as u64,
+            byte_budget: self.byte_budget.map(|bytes| bytes as u64),
+            in_flight_max: self.capacity,
+        }
     }
 
     pub(crate) fn trace(&self) -> Trace {
@@ -373,6 +489,21 @@ impl<P: 'static> Engine<P> {
 }
 
 impl<P: Payload> Engine<P> {
+    /// Gives an item its result and its credit back, and lets the next one in from the queue.
+    pub(crate) fn retire(self: &Arc<Self>, item: &Item<P>, outcome: Outcome<P>) {
+        let Some(wakeups) = self.settle(item, outcome) else {
+            return;
+        };
+        let (queued, full) = (wakeups.queued, wakeups.full);
+        wakeups.wake();
+        if queued {
+            self.pump();
+        }
+        if let Some(tuner) = &self.tuner {
+            self.tune(tuner, full);
+        }
+    }
+
     /// Puts an admitted item's inputs onto its edges. Never blocks.
     pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
         self.enters(ROOT, 1);
@@ -479,6 +610,15 @@ impl<P> Flight<P> {
             table.free.push(item.slot);
         }
         here
+    }
+
+    fn all(&self) -> Vec<Arc<Item<P>>> {
+        lock(&self.0).slots.iter().flatten().cloned().collect()
+    }
+
+    /// The lowest number in flight.
+    pub(crate) fn oldest(&self) -> Option<Seq> {
+        lock(&self.0).slots.iter().flatten().map(|item| item.seq).min()
     }
 
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {

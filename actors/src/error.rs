@@ -34,6 +34,8 @@ pub enum ErrorKind {
     Filtered,
     /// The item needs more of something than a stated limit allows.
     Limit,
+    /// The pipeline made no progress, and its watchdog was told to give its items up.
+    Stalled,
 }
 
 impl ErrorKind {
@@ -51,6 +53,7 @@ impl ErrorKind {
             Self::Invalid => "invalid",
             Self::Filtered => "filtered",
             Self::Limit => "over a limit",
+            Self::Stalled => "stalled",
         }
     }
 }

@@ -228,7 +228,7 @@ mod tests {
     fn work(seq: u64) -> Work<i64> {
         let item = Item::new(Seq::new(seq), 0, None, None, &Shape::default(), Instant::now());
         let inputs = Err(ItemError::failed("late"));
-        Work { item: Arc::new(item), inputs, children: Vec::new() }
+        Work { item: Arc::new(item), inputs, children: Vec::new(), tries: 0 }
     }
 
     #[test]

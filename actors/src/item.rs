@@ -13,6 +13,7 @@ use crate::packet::Seq;
 use crate::region::{ROOT, RegionId};
 use crate::state::Carried;
 use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::weight::Weight;
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
@@ -31,6 +32,11 @@ pub(crate) struct Item<P> {
     /// Its place in the table of items in flight.
     pub(crate) slot: usize,
     pub(crate) admitted: Instant,
+    pub(crate) weight: Weight,
+    /// When it has waited too long in the queue.
+    pub(crate) start_by: Option<Instant>,
+    /// It waits in the queue in front of the credits.
+    queued: AtomicBool,
     cancelled: AtomicBool,
     result: Mutex<ResultCell<P>>,
     settled: Condvar,
@@ -82,10 +88,40 @@ impl<P> Item<P> {
             lineage: Lineage::Root,
             slot,
             admitted,
+            weight: Weight::default(),
+            start_by: None,
+            queued: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             result: Mutex::new(ResultCell::Empty(None)),
             settled: Condvar::new(),
         }
+    }
+
+    /// The same item, waiting in the queue until `start_by` at most.
+    pub(crate) fn in_queue(mut self, start_by: Option<Instant>) -> Self {
+        self.start_by = start_by;
+        self.queued = AtomicBool::new(true);
+        self
+    }
+
+    pub(crate) fn leave_queue(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+
+    /// When the wait of an item in the queue ends whatever happens.
+    pub(crate) fn queued_until(&self) -> Option<Instant> {
+        self.start_by.filter(|_| self.queued.load(Ordering::Acquire))
+    }
+
+    /// Why an item need not be let in from the queue any more.
+    pub(crate) fn skip_queue(&self) -> Option<ItemError> {
+        self.skip().or_else(|| {
+            let old = self.start_by.is_some_and(|until| Instant::now() >= until);
+            old.then(|| {
+                let message = "the item waited in the queue for longer than it may";
+                ItemError::new(ErrorKind::Expired, message).at(None, self.seq)
+            })
+        })
     }
 
     /// Child `index` of an item. The caller has taken the credit that it holds.
@@ -129,6 +165,21 @@ impl<P> Item<P> {
         match &self.lineage {
             Lineage::Batch { members, .. } => members,
             Lineage::Root | Lineage::Child { .. } => &[],
+        }
+    }
+
+    /// The items of the source that this one is made of, each with its share of `bytes`.
+    pub(crate) fn for_roots(&self, bytes: usize, visit: &mut dyn FnMut(&Self, usize)) {
+        match &self.lineage {
+            Lineage::Root => visit(self, bytes),
+            Lineage::Child { parent, .. } => parent.for_roots(bytes, visit),
+            Lineage::Batch { members, .. } => {
+                let share = bytes / members.len().max(1);
+                let mut rest = bytes - share * members.len();
+                for member in members {
+                    member.for_roots(share + std::mem::take(&mut rest), visit);
+                }
+            }
         }
     }
 

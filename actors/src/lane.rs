@@ -85,11 +85,6 @@ impl Lanes {
         })
     }
 
-    /// How many lanes there are.
-    pub(crate) fn total(&self) -> usize {
-        lock(&self.state).total
-    }
-
     /// Takes a lane without waiting, if one is free.
     pub(crate) fn try_acquire(&self, seat: &Seat) -> bool {
         let mut state = lock(&self.state);
@@ -129,6 +124,11 @@ impl Lanes {
         let state = lock(&self.state);
         let own = state.key(seat, seq);
         state.waiting.iter().any(|waiter| state.key(&waiter.seat, waiter.seq) < own)
+    }
+
+    /// How many lanes there are.
+    pub(crate) fn total(&self) -> usize {
+        lock(&self.state).total
     }
 
     /// Gives a lane back.

@@ -61,6 +61,7 @@ pub mod codec;
 pub mod control;
 mod cpu;
 mod credit;
+mod depth;
 mod duty;
 mod edge;
 mod engine;
@@ -78,6 +79,7 @@ mod outbox;
 mod packet;
 mod payload;
 mod pipeline;
+mod queue;
 mod region;
 mod registry;
 mod reorder;
@@ -95,6 +97,8 @@ mod system;
 mod ticket;
 mod topology;
 mod trace;
+mod watch;
+mod weight;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -106,9 +110,11 @@ pub use error::{
 };
 pub use flow::{Flow, Fork};
 pub use inbox::StageWaker;
-pub use metrics::{ActorStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats};
+pub use metrics::{
+    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats,
+};
 pub use operator::{Batching, Operator};
-pub use options::Options;
+pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
 pub use packet::{Firing, Seq};
 pub use payload::Payload;
@@ -121,3 +127,4 @@ pub use system::System;
 pub use ticket::Ticket;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
 pub use trace::{Trace, TraceActor, TraceEvent};
+pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};

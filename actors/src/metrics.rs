@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuStats;
+use crate::depth::Work;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::watch::Stall;
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,7 @@ struct Book {
     errors: u64,
     skipped: u64,
     restarts: u64,
+    retries: u64,
     service: Duration,
     service_min: Option<Duration>,
     service_max: Duration,
@@ -52,6 +55,7 @@ impl Meter {
                 errors: 0,
                 skipped: 0,
                 restarts: 0,
+                retries: 0,
                 service: Duration::ZERO,
                 service_min: None,
                 service_max: Duration::ZERO,
@@ -91,6 +95,28 @@ impl Meter {
         lock(&self.book).restarts += 1;
     }
 
+    /// Counts an item that is given to its stage once more.
+    pub(crate) fn retried(&self) {
+        lock(&self.book).retries += 1;
+    }
+
+    /// What the actor is doing, and since when.
+    pub(crate) fn doing(&self) -> (Phase, Instant) {
+        let book = lock(&self.book);
+        (book.phase, book.since)
+    }
+
+    /// What the actor has done until `now`.
+    pub(crate) fn work(&self, now: Instant) -> Work {
+        let book = lock(&self.book);
+        let running = match book.phase {
+            Phase::Busy => now.saturating_duration_since(book.since),
+            _ => Duration::ZERO,
+        };
+        let busy = book.totals[Phase::Busy as usize] + running;
+        Work { items: book.items, busy, service: book.service }
+    }
+
     pub(crate) fn snapshot(
         &self,
         name: &str,
@@ -112,6 +138,7 @@ impl Meter {
             errors: book.errors,
             skipped: book.skipped,
             restarts: book.restarts,
+            retries: book.retries,
             busy_ns: time(Phase::Busy),
             starved_ns: time(Phase::Starved),
             blocked_ns: time(Phase::Blocked),
@@ -178,6 +205,8 @@ pub struct Stats {
     pub in_flight: usize,
     /// The most that may.
     pub in_flight_limit: usize,
+    /// What waits in front of the pipeline, and what its bytes are.
+    pub admission: AdmissionStats,
     /// Items admitted so far.
     pub admitted: u64,
     /// Items with a result, value or error.
@@ -200,8 +229,34 @@ pub struct Stats {
     pub fan_outs: Vec<FanOutStats>,
     /// The CPU budget of the system that the pipeline belongs to.
     pub cpu: CpuStats,
+    /// The last stalls that the [watchdog](crate::Options::watchdog) found, oldest first.
+    pub stalls: Vec<Stall>,
+    /// How many it found.
+    pub stall_count: u64,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
+}
+
+/// What waits in front of a pipeline, what was turned away there, and what its items weigh.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AdmissionStats {
+    /// Items that wait in the queue in front of the credits now.
+    pub queued: usize,
+    /// The most that may.
+    pub queue_capacity: usize,
+    /// Items whose result is that they were dropped by the full-queue policy.
+    pub dropped: u64,
+    /// Items whose result is that they were late or too old before they left the queue.
+    pub expired: u64,
+    /// Bytes that the payloads of the items in flight keep alive; counted under a byte budget only.
+    pub bytes: u64,
+    /// The most that ever were.
+    pub bytes_peak: u64,
+    /// The budget for them, if there is one.
+    pub byte_budget: Option<u64>,
+    /// The most items that may ever be in flight: what the inboxes have room for.
+    pub in_flight_max: usize,
 }
 
 /// The budget of a fan-out.
@@ -240,6 +295,8 @@ pub struct ActorStats {
     pub skipped: u64,
     /// How often its stage was built anew.
     pub restarts: u64,
+    /// Items that its stage was given once more, because their firing had gone wrong.
+    pub retries: u64,
     /// Computing, or having work queued on its device.
     pub busy_ns: u64,
     /// Waiting for input.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
-use crate::packet::Seq;
+use crate::packet::{Delivery, Seq};
 use crate::sync::Arc;
 
 /// Takes the outputs of a stage and keeps account of its open firings.
@@ -29,6 +29,10 @@ pub(crate) struct OpenFiring<P> {
     pub(crate) started: Instant,
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
+    /// The bytes of its inputs, where they count.
+    pub(crate) bytes: usize,
+    /// What another try needs, where one may be due.
+    pub(crate) kept: Option<Kept<P>>,
     outputs: Vec<Option<P>>,
     /// One list per port instead, where the actor gives lists; else empty.
     lists: Vec<Option<Vec<P>>>,
@@ -38,10 +42,20 @@ pub(crate) struct OpenFiring<P> {
     fault: Option<ItemError>,
 }
 
+/// What a firing is tried again with: handles on what it was given.
+pub(crate) struct Kept<P> {
+    pub(crate) inputs: Vec<P>,
+    pub(crate) children: Vec<Delivery<P>>,
+    /// How often it was tried before.
+    pub(crate) tries: u32,
+}
+
 /// What became of a firing.
 pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
+    pub(crate) bytes: usize,
+    pub(crate) kept: Option<Kept<P>>,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
     /// One list per port, where the actor gives lists and the outcome is not an error.
     pub(crate) lists: Vec<Vec<P>>,
@@ -146,7 +160,14 @@ impl<P> Outbox<P> {
         }
     }
 
-    pub(crate) fn begin(&mut self, item: Arc<Item<P>>, started: Instant) {
+    /// Opens a firing whose inputs weigh `bytes`. `kept` is what another try needs.
+    pub(crate) fn begin(
+        &mut self,
+        item: Arc<Item<P>>,
+        started: Instant,
+        bytes: usize,
+        kept: Option<Kept<P>>,
+    ) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
         let mut lists = Vec::new();
         if self.lists {
@@ -158,6 +179,8 @@ impl<P> Outbox<P> {
             item,
             started,
             cancelled: false,
+            bytes,
+            kept,
             outputs,
             lists,
             missing: self.ports,
@@ -284,7 +307,14 @@ impl<P> OpenFiring<P> {
             None => Ok(self.outputs),
         };
         let lists = self.lists.into_iter().flatten().collect();
-        Closed { item: self.item, started: self.started, outcome, lists }
+        Closed {
+            item: self.item,
+            started: self.started,
+            bytes: self.bytes,
+            kept: self.kept,
+            outcome,
+            lists,
+        }
     }
 }
 

@@ -111,6 +111,8 @@ pub(crate) struct Work<P> {
     pub(crate) inputs: Result<Vec<P>, ItemError>,
     /// What became of the item's children, for a collect.
     pub(crate) children: Vec<Delivery<P>>,
+    /// How often it was tried before.
+    pub(crate) tries: u32,
 }
 
 /// What lies in an actor's inbox.

@@ -148,24 +148,25 @@ impl<P: Payload> Pipeline<P> {
         self.engine().credits.limit()
     }
 
-    /// Pushes one item, one payload per source port. Waits while as many items are in flight as may
-    /// be.
+    /// Pushes one item, one payload per source port. Waits while the pipeline is full, unless
+    /// [`Options::when_full`] says otherwise.
     ///
     /// # Errors
     ///
     /// [`PushError`] gives the inputs back: there are too few or too many of them, or the pipeline
     /// takes no more items. A push that waits when the pipeline stops ends with the cause.
     pub fn push(&self, inputs: Vec<P>) -> Result<Ticket<P>, PushError<Vec<P>>> {
-        self.push_with(inputs, Patience::Endless)
+        self.push_with(inputs, Patience::Endless, false)
     }
 
     /// Like [`push`](Self::push), but does not wait.
     ///
     /// # Errors
     ///
-    /// As [`push`](Self::push), and [`PushErrorKind::Full`](crate::PushErrorKind::Full).
+    /// As [`push`](Self::push), and [`PushErrorKind::Full`](crate::PushErrorKind::Full). Under a
+    /// policy that drops, a pipeline is never too full to take one more item.
     pub fn try_push(&self, inputs: Vec<P>) -> Result<Ticket<P>, PushError<Vec<P>>> {
-        self.push_with(inputs, Patience::None)
+        self.push_with(inputs, Patience::None, false)
     }
 
     /// Like [`push`](Self::push), for an item whose result is wanted by `deadline`: neither the push
@@ -179,23 +180,18 @@ impl<P: Payload> Pipeline<P> {
         inputs: Vec<P>,
         deadline: Instant,
     ) -> Result<Ticket<P>, PushError<Vec<P>>> {
-        self.push_with(inputs, Patience::Until(deadline))
+        self.push_with(inputs, Patience::Until(deadline), false)
     }
 
     fn push_with(
         &self,
         inputs: Vec<P>,
         patience: Patience,
+        insist: bool,
     ) -> Result<Ticket<P>, PushError<Vec<P>>> {
         let engine = self.engine();
-        let admitted = engine.check_arity(inputs.len()).and_then(|()| engine.admit(patience, None));
-        match admitted {
-            Ok(item) => {
-                engine.inject(&item, inputs.into_iter());
-                Ok(Ticket::new(item, Arc::clone(engine)))
-            }
-            Err(kind) => Err(PushError::new(kind, inputs)),
-        }
+        let item = engine.accept(inputs, patience, insist)?;
+        Ok(Ticket::new(item, Arc::clone(engine)))
     }
 
     /// Like [`push`](Self::push), as a future for any executor: it waits for a credit without
@@ -215,8 +211,10 @@ impl<P: Payload> Pipeline<P> {
         I: IntoIterator<Item = Vec<P>>,
     {
         let pipeline = self.clone();
-        Results::new(self.in_flight_limit(), inputs.into_iter(), move |inputs, patience| {
-            pipeline.push_with(inputs, patience)
+        let limit = self.clone();
+        let window = move || limit.in_flight_limit();
+        Results::new(window, inputs.into_iter(), move |inputs, patience| {
+            pipeline.push_with(inputs, patience, true)
         })
     }
 
@@ -352,8 +350,13 @@ impl<P: Payload> Supervised for Handle<P> {
         self.engine.leave_behind(&left);
         let threads = std::mem::take(&mut *lock(&self.threads));
         threads.join(&left);
+        let watched = self.engine.watch.as_ref().is_none_or(|watch| watch.wait(deadline));
         let names = left.iter().map(|&me| self.engine.actors[me].name.to_string());
-        StopReport { detached: names.collect() }
+        let mut detached: Vec<String> = names.collect();
+        if !watched {
+            detached.push("watchdog".into());
+        }
+        StopReport { detached }
     }
 
     fn stop_timeout(&self) -> Duration {
@@ -382,22 +385,8 @@ impl<P: Payload> Future for PushFuture<P> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let given = this.inputs.as_ref().map_or(0, Vec::len);
-        let admitted = match this.engine.check_arity(given) {
-            Ok(()) => match this.engine.poll_admit(&mut this.waiter, context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(admitted) => admitted,
-            },
-            Err(kind) => Err(kind),
-        };
-        let inputs = this.inputs.take().unwrap_or_default();
-        Poll::Ready(match admitted {
-            Ok(item) => {
-                this.engine.inject(&item, inputs.into_iter());
-                Ok(Ticket::new(item, Arc::clone(&this.engine)))
-            }
-            Err(kind) => Err(PushError::new(kind, inputs)),
-        })
+        let accepted = this.engine.poll_accept(&mut this.inputs, &mut this.waiter, context);
+        accepted.map_ok(|item| Ticket::new(item, Arc::clone(&this.engine)))
     }
 }
 

@@ -3,10 +3,13 @@
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use crate::credit::{Ask, Place};
 use crate::engine::Engine;
-use crate::error::PushErrorKind;
+use crate::error::{ItemError, PushError, PushErrorKind};
 use crate::item::Item;
+use crate::options::WhenFull;
 use crate::payload::Payload;
+use crate::queue::Offered;
 use crate::region::ROOT;
 use crate::state::Carried;
 use crate::sync::Arc;
@@ -38,44 +41,159 @@ impl<P: Payload> Engine<P> {
         if given == expected { Ok(()) } else { Err(PushErrorKind::Arity { expected, given }) }
     }
 
-    /// Takes a credit and makes an item of it.
-    pub(crate) fn admit(
-        &self,
-        patience: Patience,
-        stream: Option<Arc<Carried<P>>>,
-    ) -> Result<Arc<Item<P>>, PushErrorKind> {
-        match patience {
-            Patience::None => self.credits.try_acquire()?,
-            Patience::Endless | Patience::Until(_) => self.credits.acquire(patience.deadline())?,
+    /// The bytes of these payloads, where they count.
+    pub(crate) fn weigh<'a>(&self, payloads: impl Iterator<Item = &'a P>) -> usize {
+        if !self.credits.weighs() {
+            return 0;
         }
-        self.enter_flight(patience.deadline(), stream)
+        payloads.fold(0, |sum, payload| sum.saturating_add(payload.bytes()))
     }
 
-    /// Like [`admit`](Self::admit) for a future.
-    pub(crate) fn poll_admit(
-        &self,
+    /// Accepts one item and puts it onto its edges or into the queue. `insist` keeps the policy from
+    /// refusing or dropping what may wait: a stream reads no faster than it is let in.
+    pub(crate) fn accept(
+        self: &Arc<Self>,
+        inputs: Vec<P>,
+        patience: Patience,
+        insist: bool,
+    ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
+        if let Err(kind) = self.check_arity(inputs.len()) {
+            return Err(PushError::new(kind, inputs));
+        }
+        let deadline = patience.deadline();
+        let bytes = self.weigh(inputs.iter());
+        let waits = insist || self.queue.policy == WhenFull::Wait;
+        if matches!(patience, Patience::None) || !waits {
+            return match self.offer(inputs, bytes, deadline, insist) {
+                Ok(Offered::Flight(charge, inputs)) => self.start(inputs, bytes, charge, deadline),
+                Ok(Offered::Taken(item)) => Ok(item),
+                Err((kind, inputs)) => Err(PushError::new(kind, inputs)),
+            };
+        }
+        let ask = Ask { bytes, queue: self.queue.capacity > 0 };
+        match self.credits.acquire(ask, deadline) {
+            Ok(place) => self.place(place, inputs, bytes, deadline),
+            Err(kind) => Err(PushError::new(kind, inputs)),
+        }
+    }
+
+    /// Like [`accept`](Self::accept) for a future.
+    pub(crate) fn poll_accept(
+        self: &Arc<Self>,
+        inputs: &mut Option<Vec<P>>,
         waiter: &mut Option<u64>,
         context: &Context<'_>,
-    ) -> Poll<Result<Arc<Item<P>>, PushErrorKind>> {
-        match self.credits.poll_acquire(waiter, context) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Ok(())) => Poll::Ready(self.enter_flight(None, None)),
-            Poll::Ready(Err(kind)) => Poll::Ready(Err(kind)),
+    ) -> Poll<Result<Arc<Item<P>>, PushError<Vec<P>>>> {
+        let given = inputs.take().unwrap_or_default();
+        if self.queue.policy != WhenFull::Wait || given.len() != self.sources.len() {
+            return Poll::Ready(self.accept(given, Patience::None, false));
+        }
+        let bytes = self.weigh(given.iter());
+        let ask = Ask { bytes, queue: self.queue.capacity > 0 };
+        match self.credits.poll_acquire(ask, waiter, context) {
+            Poll::Pending => {
+                *inputs = Some(given);
+                Poll::Pending
+            }
+            Poll::Ready(Ok(place)) => Poll::Ready(self.place(place, given, bytes, None)),
+            Poll::Ready(Err(kind)) => Poll::Ready(Err(PushError::new(kind, given))),
+        }
+    }
+
+    fn place(
+        self: &Arc<Self>,
+        place: Place,
+        inputs: Vec<P>,
+        bytes: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
+        match place {
+            Place::Flight(charge) => self.start(inputs, bytes, charge, deadline),
+            Place::Queue => {
+                let queued = self.enqueue(inputs, bytes, deadline);
+                queued.map_err(|(kind, inputs)| PushError::new(kind, inputs))
+            }
+        }
+    }
+
+    /// Puts an item that holds a credit onto its edges.
+    fn start(
+        self: &Arc<Self>,
+        inputs: Vec<P>,
+        bytes: usize,
+        charge: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
+        match self.enter_flight(deadline, None, bytes, charge) {
+            Ok(item) => {
+                self.inject(&item, inputs.into_iter());
+                Ok(item)
+            }
+            Err(kind) => Err(PushError::new(kind, inputs)),
+        }
+    }
+
+    /// Takes a credit for an item of a stream and makes an item of it. Such an item is never
+    /// queued and never dropped: the state of its stream would go with it.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        bytes: usize,
+        patience: Patience,
+        insist: bool,
+        stream: Arc<Carried<P>>,
+    ) -> Result<Arc<Item<P>>, PushErrorKind> {
+        let ask = Ask { bytes, queue: false };
+        let refuses = !insist && self.queue.policy == WhenFull::Refuse;
+        let place = match patience {
+            Patience::Endless | Patience::Until(_) if !refuses => {
+                self.credits.acquire(ask, patience.deadline())?
+            }
+            _ => self.credits.try_acquire(ask)?,
+        };
+        match place {
+            Place::Flight(charge) => {
+                self.enter_flight(patience.deadline(), Some(stream), bytes, charge)
+            }
+            Place::Queue => {
+                self.credits.unqueue().wake();
+                Err(PushErrorKind::Full)
+            }
         }
     }
 
     fn enter_flight(
-        &self,
+        self: &Arc<Self>,
         deadline: Option<Instant>,
         stream: Option<Arc<Carried<P>>>,
+        bytes: usize,
+        charge: usize,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
         let admitted = Instant::now();
         let shape = &self.regions[ROOT].shape;
         let entered =
             self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, shape, admitted));
-        entered.map_err(|cause| {
-            self.credits.release().wake();
-            PushErrorKind::Closed(cause)
+        match entered {
+            Ok(item) => {
+                item.weight.admit(bytes, charge);
+                Ok(item)
+            }
+            Err(cause) => {
+                self.credits.release(charge).wake();
+                Err(PushErrorKind::Closed(cause))
+            }
+        }
+    }
+
+    /// Numbers an item that waits in the queue.
+    pub(crate) fn enter_queue(
+        &self,
+        deadline: Option<Instant>,
+        start_by: Option<Instant>,
+    ) -> Result<Arc<Item<P>>, ItemError> {
+        let admitted = Instant::now();
+        let shape = &self.regions[ROOT].shape;
+        self.enter(|seq, slot| {
+            Item::new(seq, slot, deadline, None, shape, admitted).in_queue(start_by)
         })
     }
 }

@@ -1,11 +1,14 @@
 //! Wiring a topology up and starting its threads.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::batch::{Held, Live};
 use crate::budget::Budget;
 use crate::cpu::Ask;
+use crate::credit::Bounds;
+use crate::depth::{Tuner, Ways};
 use crate::edge::{Taker, Target};
 use crate::engine::{ActorCell, EdgeCell, End, Engine, LaneHold, Region, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
@@ -15,15 +18,19 @@ use crate::join::Join;
 use crate::lane::Seat;
 use crate::metrics::{EdgeMeter, Meter, PipelineState};
 use crate::operator::Role;
-use crate::options::Options;
+use crate::options::{Options, WhenFull};
 use crate::packet::Message;
 use crate::payload::Payload;
+use crate::queue::Queue;
 use crate::region::{Kind, ROOT, RegionId, Regions};
 use crate::replica::SharedFactory;
-use crate::sync::{Arc, AtomicU64, Mutex, RecvTimeoutError, Sender, bounded, thread};
+use crate::sync::{
+    Arc, AtomicU64, AtomicUsize, Mutex, Ordering, RecvTimeoutError, Sender, bounded, thread,
+};
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
 use crate::trace::Ring;
+use crate::watch::{self, Watch};
 use crate::worker::{Batcher, Duty, Seed, run};
 
 /// The threads of a pipeline.
@@ -50,6 +57,55 @@ const fn automatic_in_flight(depth: usize) -> usize {
     if items < 2 { 2 } else { items }
 }
 
+/// Room in the inboxes where nothing is said: the number in flight that fills the pipeline is known
+/// only once the stages are built and say how many firings they take at a time.
+const ROOM: usize = 64;
+
+/// Which actors follow which; every replica for itself.
+fn ways<P>(actors: &[ActorSpec<P>], edges: &[Edge], firsts: &[usize]) -> Ways {
+    let threads = |actor: usize| firsts[actor]..firsts[actor] + actors[actor].replicas;
+    let mut before = vec![Vec::new(); actors.iter().map(|spec| spec.replicas).sum()];
+    for edge in edges {
+        if let (OutPort::Actor { actor: from, .. }, InPort::Actor { actor: to, .. }) =
+            (edge.from, edge.to)
+        {
+            for thread in threads(to) {
+                before[thread].extend(threads(from));
+            }
+        }
+    }
+    let mut order: Vec<usize> = (0..actors.len()).collect();
+    order.sort_by_key(|&actor| Reverse(actors[actor].height));
+    Ways { order: order.into_iter().flat_map(threads).collect(), before }
+}
+
+/// Places in the queue in front of the credits.
+fn queue_capacity(options: &Options, in_flight: usize) -> Result<usize, SpawnError> {
+    if options.byte_budget == Some(0) {
+        let message = "byte_budget is 0: items would go one at a time; say in_flight(1) for that";
+        return Err(SpawnError::Options(message.into()));
+    }
+    if options.watch.as_ref().is_some_and(|watch| watch.after.is_zero()) {
+        let message = "watchdog(0): every pipeline stalls for no time; say how long is too long";
+        return Err(SpawnError::Options(message.into()));
+    }
+    let needed = options.when_full.drops() || options.max_age.is_some();
+    match options.queue {
+        Some(0) if options.when_full == WhenFull::DropOldest => {
+            let message = "the queue has no place, so there is no oldest item to drop; \
+                           say queue(1) or DropNewest";
+            Err(SpawnError::Options(message.into()))
+        }
+        Some(0) if options.max_age.is_some() => {
+            let message = "max_age bounds the wait in the queue, and the queue has no place";
+            Err(SpawnError::Options(message.into()))
+        }
+        Some(items) => Ok(items),
+        None if needed => Ok(in_flight),
+        None => Ok(0),
+    }
+}
+
 pub(crate) fn spawn<P: Payload>(
     system: &System,
     topology: Topology<P>,
@@ -66,8 +122,26 @@ pub(crate) fn spawn<P: Payload>(
         let message = "children is 0: no fan-out could ever give one; say at least 1";
         return Err(SpawnError::Options(message.into()));
     }
-    let capacity = in_flight.max(options.max_in_flight.unwrap_or(0));
-    let (engine, seeds) = wire(system, topology, options, in_flight, capacity)?;
+    let said = options.in_flight;
+    let capacity = match options.max_in_flight {
+        Some(0) if options.adapt => {
+            let message = "in_flight_auto(0): nothing could ever enter; say at least 1";
+            return Err(SpawnError::Options(message.into()));
+        }
+        Some(max) if options.adapt => max,
+        Some(max) => max.max(in_flight),
+        None if said.is_some() => in_flight,
+        None => in_flight.max(ROOM),
+    };
+    let in_flight = in_flight.min(capacity);
+    let queue = queue_capacity(&options, in_flight)?;
+    let bounds = Bounds {
+        items: in_flight,
+        bytes: options.byte_budget,
+        item_bytes: options.item_bytes,
+        queue,
+    };
+    let (engine, seeds) = wire(system, topology, options, bounds, capacity)?;
     let mut threads = Threads::default();
     let (ready, report) = bounded(seeds.len().max(1));
     for seed in seeds {
@@ -111,6 +185,20 @@ pub(crate) fn spawn<P: Payload>(
     }
     failures.sort_by_key(|(me, _)| *me);
     let Some(first) = failures.first().map(|(me, _)| *me) else {
+        if said.is_none() {
+            // A stage that takes several firings at a time is full with as many, and one that waits.
+            let fill = engine.ways.longest(|actor| {
+                let cell = &engine.actors[actor];
+                let slots = cell.slots.load(Ordering::Relaxed).saturating_add(1);
+                slots.saturating_mul(cell.replicas) as u64
+            });
+            let fill = usize::try_from(fill).unwrap_or(usize::MAX).min(capacity);
+            engine.credits.set_limit(fill.max(in_flight)).wake();
+        }
+        if let Err(error) = watch::start(&engine) {
+            tear_down(&engine, threads, stop_timeout);
+            return Err(SpawnError::Thread { actor: "watchdog".into(), error });
+        }
         return Ok((engine, threads));
     };
     tear_down(&engine, threads, stop_timeout);
@@ -298,7 +386,7 @@ fn wire<P: Payload>(
     system: &System,
     topology: Topology<P>,
     options: Options,
-    in_flight: usize,
+    bounds: Bounds,
     capacity: usize,
 ) -> Result<(Arc<Engine<P>>, Vec<Seed<P>>), SpawnError> {
     let layout = Layout::new(&topology);
@@ -374,6 +462,8 @@ fn wire<P: Payload>(
                 lane: LaneHold::new(lanes, Seat::new(pipeline, spec.height)),
                 threads: 0,
                 pinned: Mutex::new(None),
+                replicas: spec.replicas,
+                slots: AtomicUsize::new(1),
             });
         }
         inboxes.push(doors);
@@ -387,7 +477,12 @@ fn wire<P: Payload>(
         (0..sources.len()).map(|port| ends.targets(&edges, OutPort::Source(port))).collect();
     let engine = Arc::new(Engine::new(Wiring {
         name,
-        in_flight,
+        bounds,
+        capacity,
+        ways: ways(&actors, &edges, &ends.firsts),
+        tuner: options.adapt.then(|| Tuner::new(bounds.items, capacity, asks.len(), origin)),
+        watch: options.watch.map(Watch::new),
+        queue: Queue::new(options.when_full, options.max_age, bounds.queue),
         sources: source_targets,
         regions: ends.regions(&regions, &actors, options.children),
         sink: ends.layout.sink,
@@ -458,6 +553,7 @@ fn wire<P: Payload>(
                 done: ends.layout.done[number],
                 factory: Arc::clone(&factory),
                 policy: options.policy,
+                retry: options.retry,
                 duty: std::mem::replace(&mut duty, next),
                 share: shares.next().flatten(),
             });

@@ -20,7 +20,7 @@ use crate::ticket::Ticket;
 pub struct Results<P: Payload, I: Iterator> {
     push: Box<Push<P, I::Item>>,
     /// How many results may lie untaken or be on their way: the stream's own credits.
-    window: usize,
+    window: Box<dyn Fn() -> usize + Send + Sync>,
     inputs: I,
     /// Read from the input and refused, because the pipeline was full of other items.
     held: Option<I::Item>,
@@ -39,7 +39,7 @@ enum Claim<P: Payload> {
 
 impl<P: Payload, I: Iterator> Results<P, I> {
     pub(crate) fn new(
-        window: usize,
+        window: impl Fn() -> usize + Send + Sync + 'static,
         inputs: I,
         push: impl Fn(I::Item, Patience) -> Result<Ticket<P>, PushError<I::Item>>
         + Send
@@ -48,7 +48,7 @@ impl<P: Payload, I: Iterator> Results<P, I> {
     ) -> Self {
         Self {
             push: Box::new(push),
-            window: window.max(1),
+            window: Box::new(window),
             inputs,
             held: None,
             claims: VecDeque::new(),
@@ -64,7 +64,8 @@ impl<P: Payload, I: Iterator> Results<P, I> {
 
     /// Pushes until the window is full, the input ends, or the pipeline is full of other items.
     fn fill(&mut self) {
-        while !self.exhausted && self.claims.len() < self.window {
+        let window = (self.window)().max(1);
+        while !self.exhausted && self.claims.len() < window {
             let Some(input) = self.held.take().or_else(|| self.inputs.next()) else {
                 self.exhausted = true;
                 return;
@@ -110,7 +111,7 @@ impl<P: Payload, I: Iterator> Iterator for Results<P, I> {
 impl<P: Payload, I: Iterator> fmt::Debug for Results<P, I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Results")
-            .field("window", &self.window)
+            .field("window", &(self.window)())
             .field("ahead", &self.ahead())
             .field("exhausted", &self.exhausted)
             .finish_non_exhaustive()
@@ -182,7 +183,7 @@ impl<P: Payload> StreamHandle<P> {
     ///
     /// As [`Pipeline::push`].
     pub fn push(&self, inputs: Vec<Option<P>>) -> Result<Ticket<P>, PushError<Vec<Option<P>>>> {
-        push(&self.pipeline, &self.state, inputs, Patience::Endless)
+        push(&self.pipeline, &self.state, inputs, Patience::Endless, false)
     }
 
     /// Like [`push`](Self::push), but does not wait for a credit.
@@ -191,7 +192,7 @@ impl<P: Payload> StreamHandle<P> {
     ///
     /// As [`Pipeline::try_push`].
     pub fn try_push(&self, inputs: Vec<Option<P>>) -> Result<Ticket<P>, PushError<Vec<Option<P>>>> {
-        push(&self.pipeline, &self.state, inputs, Patience::None)
+        push(&self.pipeline, &self.state, inputs, Patience::None, false)
     }
 
     /// Like [`push`](Self::push), for an item whose result is wanted by `deadline`. An item that is
@@ -205,7 +206,7 @@ impl<P: Payload> StreamHandle<P> {
         inputs: Vec<Option<P>>,
         deadline: Instant,
     ) -> Result<Ticket<P>, PushError<Vec<Option<P>>>> {
-        push(&self.pipeline, &self.state, inputs, Patience::Until(deadline))
+        push(&self.pipeline, &self.state, inputs, Patience::Until(deadline), false)
     }
 
     /// Streams items of this stream; results come in order, one for each.
@@ -214,9 +215,10 @@ impl<P: Payload> StreamHandle<P> {
         I: IntoIterator<Item = Vec<Option<P>>>,
     {
         let (pipeline, state) = (self.pipeline.clone(), Arc::clone(&self.state));
-        let window = pipeline.in_flight_limit().min(STATE_WINDOW);
+        let limit = self.pipeline.clone();
+        let window = move || limit.in_flight_limit().min(STATE_WINDOW);
         Results::new(window, inputs.into_iter(), move |inputs, patience| {
-            push(&pipeline, &state, inputs, patience)
+            push(&pipeline, &state, inputs, patience, true)
         })
     }
 
@@ -241,11 +243,13 @@ fn push<P: Payload>(
     state: &Arc<Carried<P>>,
     inputs: Vec<Option<P>>,
     patience: Patience,
+    insist: bool,
 ) -> Result<Ticket<P>, PushError<Vec<Option<P>>>> {
     let engine = pipeline.engine();
+    let bytes = engine.weigh(inputs.iter().flatten());
     let admitted = engine
         .check_arity(inputs.len())
-        .and_then(|()| engine.admit(patience, Some(Arc::clone(state))));
+        .and_then(|()| engine.admit(bytes, patience, insist, Arc::clone(state)));
     match admitted {
         Ok(item) => {
             state.enqueue(engine, Arc::clone(&item), inputs);

@@ -64,6 +64,17 @@ impl<P: Payload> Ticket<P> {
     }
 
     fn wait_until(&mut self, until: Option<Instant>) -> Option<Result<Vec<P>, ItemError>> {
+        let earliest = [until, self.item.deadline].into_iter().flatten().min();
+        if let Some(old) = self.item.queued_until()
+            && earliest.is_none_or(|earliest| old < earliest)
+        {
+            let outcome = self.item.take_until(Some(old));
+            if outcome.is_some() {
+                return outcome;
+            }
+            // Unless it was let in meanwhile, this ends its wait.
+            self.engine.sweep_queue();
+        }
         if let Some(deadline) = self.item.deadline
             && until.is_none_or(|until| deadline <= until)
         {

@@ -14,13 +14,13 @@ use crate::item::Item;
 use crate::join::Join;
 use crate::lane::Grant;
 use crate::metrics::{Phase, PipelineState};
-use crate::outbox::{Closed, Outbox};
-use crate::packet::{Firing, Message, Work};
+use crate::outbox::{Closed, Kept, Outbox};
+use crate::packet::{Delivery, Firing, Message, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::replica::SharedFactory;
 use crate::stage::{Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, guarded};
+use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, guarded};
 use crate::sync::{Arc, Ordering, Sender, lock, thread};
 
 /// What an actor thread is started with.
@@ -39,6 +39,7 @@ pub(crate) struct Seed<P> {
     pub(crate) policy: RestartPolicy,
     /// Its part of the CPU budget, held as long as the thread lives.
     pub(crate) share: Option<Share>,
+    pub(crate) retry: RetryPolicy,
     pub(crate) duty: Duty<P>,
 }
 
@@ -96,6 +97,14 @@ pub(crate) struct Actor<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
+}
+
+/// One more handle on what a child left.
+fn share<P: Payload>(child: &Delivery<P>) -> Delivery<P> {
+    match child {
+        Ok(payload) => Ok(payload.share()),
+        Err(error) => Err(error.clone()),
+    }
 }
 
 /// Reports the end of the thread, whatever ended it.
@@ -185,6 +194,7 @@ impl<P: Payload> Actor<P> {
             // It waits for its budget between two firings, and must hold no lane then.
             self.slots = 1;
         }
+        self.cell().slots.store(self.slots, Ordering::Relaxed);
         self.stage = Some(stage);
         Ok(())
     }
@@ -364,7 +374,7 @@ impl<P: Payload> Actor<P> {
         if matches!(self.seed.duty, Duty::Batch(_)) {
             self.admit_member(item, inputs);
         } else {
-            self.backlog.push_back(Work { item, inputs, children });
+            self.backlog.push_back(Work { item, inputs, children, tries: 0 });
         }
     }
 
@@ -402,6 +412,11 @@ impl<P: Payload> Actor<P> {
         }
         if matches!(self.seed.duty, Duty::Merge) {
             self.cell().meter.fired(Duration::ZERO, false);
+            let engine = &self.seed.engine;
+            let bytes = engine.weigh(work.inputs.iter().flatten());
+            if bytes > 0 {
+                engine.drop_bytes(&work.item, bytes);
+            }
             for payload in work.inputs.into_iter().flatten() {
                 self.send(&work.item, 0, payload);
             }
@@ -435,6 +450,18 @@ impl<P: Payload> Actor<P> {
         }
         let started = self.cell().meter.enter(Phase::Busy);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
+        let engine = &self.seed.engine;
+        let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
+        let bytes = engine.weigh(inputs.iter().chain(collected));
+        let keeps = self.seed.retry.asks();
+        let kept = keeps.then(|| Kept {
+            inputs: inputs.iter().map(Payload::share).collect(),
+            children: work.children.iter().map(share).collect(),
+            tries: work.tries,
+        });
+        if keeps && bytes > 0 {
+            engine.hold_bytes(&item, bytes);
+        }
         let firing = Firing {
             seq,
             inputs,
@@ -443,7 +470,7 @@ impl<P: Payload> Actor<P> {
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started);
+        self.outbox.begin(item, started, bytes, kept);
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -466,7 +493,7 @@ impl<P: Payload> Actor<P> {
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, outcome, lists } = closed;
+        let Closed { item, started, bytes, kept, outcome, lists } = closed;
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -478,7 +505,24 @@ impl<P: Payload> Actor<P> {
         let failed = matches!(&outcome, Err(error) if !error.is_filtered());
         cell.meter.fired(ended.saturating_duration_since(started), failed);
         let engine = &self.seed.engine;
+        let again = outcome.as_ref().is_err_and(|error| {
+            let tries = kept.as_ref().map_or(0, |kept| kept.tries);
+            self.seed.retry.again(error.kind(), tries) && item.skip().is_none()
+        });
+        if bytes > 0 {
+            let handles = 1 + usize::from(kept.is_some() && !again);
+            engine.drop_bytes(&item, handles * bytes);
+        }
         cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
+        if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
+            cell.meter.retried();
+            // Among what waits, it keeps the place that its number gives it.
+            let later = self.backlog.iter().position(|work| work.item.seq > item.seq);
+            let place = later.unwrap_or(self.backlog.len());
+            let work = Work { item, inputs: Ok(inputs), children, tries: tries + 1 };
+            self.backlog.insert(place, work);
+            return;
+        }
         let mut outputs = match outcome {
             Ok(outputs) => outputs,
             Err(error) => return self.forward_error(&item, error),
@@ -564,7 +608,7 @@ impl<P: Payload> Actor<P> {
         self.give_back();
         let mut cause = cause.clone();
         loop {
-            let Some(pause) = self.restarts.next(self.seed.policy) else {
+            let Some(pause) = self.restarts.next(self.seed.policy, Instant::now()) else {
                 self.give_up(cause);
                 return false;
             };
@@ -593,9 +637,11 @@ impl<P: Payload> Actor<P> {
 
     fn give_up(&self, cause: ItemError) {
         let name = &self.cell().name;
+        let within = self.seed.policy.window.map(|window| format!(" within {window:?}"));
         let message = format!(
-            "the pipeline failed: actor `{name}` went down more than {} times, last because {}",
+            "the pipeline failed: actor `{name}` went down more than {} times{}, last because {}",
             self.seed.policy.limit,
+            within.unwrap_or_default(),
             cause.message(),
         );
         let failure = ItemError::new(ErrorKind::StageDown, message).with_source(Arc::new(cause));

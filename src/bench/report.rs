@@ -229,7 +229,7 @@ mod tests {
             let service = service_ms * items * 1_000_000;
             json!({
                 "name": format!("{device}.{i}"), "device": device, "items": items, "errors": 0,
-                "skipped": 0, "restarts": 0, "busy_ns": service,
+                "skipped": 0, "restarts": 0, "retries": 0, "busy_ns": service,
                 "starved_ns": (uptime_ms * 1_000_000).saturating_sub(service), "blocked_ns": 0,
                 "other_ns": 0, "service_sum_ns": service, "service_min_ns": 0, "service_max_ns": 0,
             })
@@ -240,7 +240,11 @@ mod tests {
             "in_flight_limit": 4, "admitted": items, "completed": items, "failed": 0,
             "latency_sum_ns": 0, "latency_max_ns": 0,
             "actors": actors.iter().enumerate().map(actor).collect::<Vec<_>>(),
-            "edges": [], "detached": [],
+            "edges": [], "detached": [], "stalls": [], "stall_count": 0,
+            "admission": {
+                "queued": 0, "queue_capacity": 0, "dropped": 0, "expired": 0, "bytes": 0,
+                "bytes_peak": 0, "byte_budget": null, "in_flight_max": 4,
+            },
             "devices": lanes.iter().map(device).collect::<Vec<_>>(),
         }))
         .unwrap()

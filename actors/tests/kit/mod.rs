@@ -122,3 +122,14 @@ impl Rng {
         (self.0 >> 33) % limit
     }
 }
+
+/// Prints no panics of the threads of actors `a0`, `a1` and so on: they are what is being tested.
+pub(crate) fn quiet_actors() {
+    std::panic::set_hook(Box::new(|info| {
+        let thread = std::thread::current();
+        let digits = thread.name().and_then(|name| name.strip_prefix('a')).unwrap_or("-");
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            eprintln!("{info}");
+        }
+    }));
+}
