@@ -403,6 +403,7 @@ mod tests {
             }],
             fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
             cpu: crate::cpu::CpuStats::default(),
+            notices: vec!["n".into()],
             stalls: vec![],
             stall_count: 0,
             detached: vec!["a".into()],

@@ -18,7 +18,7 @@ use crate::sync::{Arc, Mutex, lock};
 #[non_exhaustive]
 pub enum CpuPolicy {
     /// Grants what is left, at least one thread to each actor, and says so in
-    /// [`CpuStats::notices`].
+    /// [`Stats::notices`](crate::Stats::notices).
     #[default]
     Notice,
     /// Refuses to spawn the pipeline, with [`SpawnError::CpuBudget`].
@@ -33,9 +33,6 @@ pub struct CpuStats {
     pub budget: Option<usize>,
     /// The threads that they can compute on at once: one share for each lane in use.
     pub used: usize,
-    /// Where this pipeline was given less than it asked for, or the budget was exceeded, and which
-    /// of its threads could not be pinned.
-    pub notices: Vec<String>,
 }
 
 /// What one actor, or one replica of it, was given of the CPU budget.

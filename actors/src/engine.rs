@@ -63,7 +63,7 @@ pub(crate) struct Engine<P> {
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
     budget: Arc<CpuBudget>,
-    /// What there was to notice when the actors asked for their share of the budget.
+    /// What there was to notice when the pipeline was spawned.
     notices: Vec<String>,
     pub(crate) next_stream: AtomicU64,
     /// Why the pipeline ends or ended.
@@ -423,6 +423,7 @@ impl<P: 'static> Engine<P> {
             Some(FanOutStats { actor, children, peak, limit: budget.limit() })
         });
         let detached = self.exits.left_behind();
+        let (budget, used) = self.budget.level();
         let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
         Stats {
             name: self.name.clone(),
@@ -441,22 +442,22 @@ impl<P: 'static> Engine<P> {
             edges: edges.collect(),
             devices: devices.collect(),
             fan_outs: fan_outs.collect(),
-            cpu: self.cpu_stats(),
+            cpu: CpuStats { budget, used },
+            notices: self.notices(),
             stalls,
             stall_count,
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
     }
 
-    fn cpu_stats(&self) -> CpuStats {
-        let (budget, used) = self.budget.level();
+    fn notices(&self) -> Vec<String> {
         let mut notices = self.notices.clone();
         for cell in &self.actors {
             if let Some(Err(why)) = &*lock(&cell.pinned) {
                 notices.push(format!("the thread of actor `{}` is not pinned: {why}", cell.name));
             }
         }
-        CpuStats { budget, used, notices }
+        notices
     }
 
     fn admission(&self) -> AdmissionStats {

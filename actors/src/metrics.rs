@@ -229,6 +229,9 @@ pub struct Stats {
     pub fan_outs: Vec<FanOutStats>,
     /// The CPU budget of the system that the pipeline belongs to.
     pub cpu: CpuStats,
+    /// What the user would want to know of how it was spawned: where it was given fewer threads or
+    /// lanes than it asked for, where the CPU budget is exceeded, which threads are not pinned.
+    pub notices: Vec<String>,
     /// The last stalls that the [watchdog](crate::Options::watchdog) found, oldest first.
     pub stalls: Vec<Stall>,
     /// How many it found.

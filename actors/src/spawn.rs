@@ -426,6 +426,7 @@ fn wire<P: Payload>(
     let mut devices = Vec::new();
     let mut inboxes = Vec::new();
     let mut asks = Vec::new();
+    let mut notices = Vec::new();
     let mut actor_cells = Vec::new();
     for (number, spec) in actors.iter().enumerate() {
         let (doors, sender) = match spec.replicas {
@@ -439,6 +440,15 @@ fn wire<P: Payload>(
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
         let device_lanes = system.lanes_of(&spec.device, stated.map(|(_, lanes)| *lanes));
         if !devices.iter().any(|known| Arc::ptr_eq(known, &device_lanes)) {
+            if let Some((device, wanted)) = stated
+                && *wanted != device_lanes.total()
+            {
+                notices.push(format!(
+                    "device `{device}` has {} lanes, as the first pipeline of the system that named \
+                     it said, and not {wanted}",
+                    device_lanes.total()
+                ));
+            }
             devices.push(Arc::clone(&device_lanes));
         }
         let device: Arc<str> = Arc::from(spec.device.as_str());
@@ -469,7 +479,8 @@ fn wire<P: Payload>(
         inboxes.push(doors);
     }
     let budget = system.budget();
-    let (shares, notices) = budget.claim(&name, &asks)?;
+    let (shares, more) = budget.claim(&name, &asks)?;
+    notices.extend(more);
     for (cell, share) in actor_cells.iter_mut().zip(&shares) {
         cell.threads = share.as_ref().map_or(0, |share| share.granted);
     }

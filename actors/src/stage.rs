@@ -107,8 +107,8 @@ pub struct StageContext {
     /// topology asked for. 0 for an actor that asked for none.
     pub threads: usize,
     /// The cores that these are meant for, one for each thread, if the system pins its threads and
-    /// has as many: for `affinity::pin` on threads that the stage starts itself. The actor's own
-    /// thread is pinned to the first.
+    /// has as many. With one, the actor's thread is pinned to it, and so are the threads that it
+    /// starts; with several it is not, and the stage calls `affinity::pin` on its own threads.
     pub cores: Vec<usize>,
     /// Wakes the actor, so that it polls its stage. Keep a clone for completion callbacks.
     pub waker: StageWaker,

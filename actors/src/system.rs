@@ -79,10 +79,10 @@ impl System {
     /// let first = system.spawn(topology("cpu:0", 2)?, Options::new())?;
     /// let second = system.spawn(topology("cpu:1", 2)?, Options::new())?;
     /// assert_eq!(second.stats().actors[0].threads, 1);
-    /// assert_eq!(second.stats().cpu.notices.len(), 1);
+    /// assert_eq!(second.stats().notices.len(), 1);
     /// // It takes turns with the first, so it needs no threads of its own.
     /// let third = system.spawn(topology("cpu:0", 2)?, Options::new())?;
-    /// assert_eq!((third.stats().cpu.used, third.stats().cpu.notices.len()), (3, 0));
+    /// assert_eq!((third.stats().cpu.used, third.stats().notices.len()), (3, 0));
     ///
     /// let strict = System::new().cpu_budget(1).cpu_policy(CpuPolicy::Refuse);
     /// let refused = strict.spawn(topology("cpu:0", 2)?, Options::new());
@@ -102,8 +102,9 @@ impl System {
         self
     }
 
-    /// Pins the threads of actors that are spawned from now on to the cores of their share, of the
-    /// first `cores` that this process may run on. Shares that find no core left, and threads that
+    /// Pins the threads of actors that are spawned from now on, and were granted one thread, to the
+    /// core of their share; the others are told [theirs](crate::StageContext::cores). Cores are the
+    /// first `cores` ones that this process may run on. Shares that find no core left, and threads that
     /// the operating system does not let be pinned, run anywhere; the figures of the pipeline say
     /// so. With more lanes than one on a device, and more actors than lanes, two that compute at
     /// once may be meant for one core: give such actors devices of their own.

@@ -129,8 +129,10 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     let _exit = Exit(Arc::clone(&seed.engine), me);
     seed.engine.exits().started(me);
     #[cfg(feature = "affinity")]
-    if let Some(&core) = seed.share.as_ref().and_then(|share| share.cores.first()) {
-        *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(core).map(|()| core));
+    // Threads that a stage starts inherit the core of this one: where it was granted several, it
+    // pins them itself.
+    if let Some([core]) = seed.share.as_ref().map(|share| &*share.cores) {
+        *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(*core).map(|()| *core));
     }
     let outputs = seed.routes.len();
     let lists = matches!(seed.duty, Duty::FlatMap { .. } | Duty::Unbatch { .. });

@@ -172,8 +172,8 @@ fn what_is_asked_beyond_the_budget_is_said_or_refused_and_never_silent() {
         assert_eq!(granted.load(Ordering::SeqCst), 2, "the stage is told what it was granted");
         let stats = pipeline.stats();
         assert_eq!((stats.cpu.budget, stats.cpu.used), (Some(2), 2));
-        assert_eq!(stats.cpu.notices.len(), 1, "{:?}", stats.cpu.notices);
-        assert!(stats.cpu.notices[0].contains("`wide` asked for 5"), "{:?}", stats.cpu.notices);
+        assert_eq!(stats.notices.len(), 1, "{:?}", stats.notices);
+        assert!(stats.notices[0].contains("`wide` asked for 5"), "{:?}", stats.notices);
         let threads: Vec<_> = stats.actors.iter().map(|actor| actor.threads).collect();
         assert_eq!(threads, [2, 0]);
         // A share comes back with the threads, not with the last handle.
@@ -190,7 +190,16 @@ fn what_is_asked_beyond_the_budget_is_said_or_refused_and_never_silent() {
         }
         assert!(strict.pipelines().is_empty() && strict.cpu().shares.is_empty());
         let fits = strict.spawn(wide(2).0, Options::new()).unwrap();
-        assert!(fits.stats().cpu.notices.is_empty());
+        assert!(fits.stats().notices.is_empty());
+        // Lanes are those that the first pipeline stated.
+        let mut b = Topology::builder();
+        let x = b.source("x");
+        let more = b.actor("more", "cpu:7", 1, 1, map(|x| x));
+        let y = b.sink("y");
+        b.connect(x, more.input(0)).connect(more.output(0), y).lanes("cpu:7", 3);
+        let stats = strict.spawn(b.build().unwrap(), Options::new()).unwrap().stats();
+        assert_eq!((stats.devices[0].lanes, stats.notices.len()), (1, 1));
+        assert!(stats.notices[0].contains("`cpu:7` has 1 lanes"), "{:?}", stats.notices);
         // A failed spawn keeps nothing.
         let fails: Factory<i64> = Box::new(|_| Err(brigade_actors::ItemError::failed("no")));
         assert!(System::clone(&strict).spawn(chain(vec![fails]), Options::new()).is_err());
@@ -299,7 +308,7 @@ mod pinned {
             let first = first.unwrap();
             assert_eq!(first.push(vec![0]).unwrap().wait().unwrap(), [1]);
             assert_eq!(first.stats().actors[0].core, Some(0));
-            assert!(first.stats().cpu.notices.is_empty());
+            assert!(first.stats().notices.is_empty());
             // The second lane finds no core: it runs anywhere, and says so.
             let second =
                 system.spawn(kit::chain_on(vec![count()], |_| "cpu:1".into()), Options::new());
@@ -307,7 +316,7 @@ mod pinned {
             assert_eq!(second.push(vec![0]).unwrap().wait().unwrap(), [here as i64]);
             let stats = second.stats();
             assert_eq!(stats.actors[0].core, None);
-            assert!(stats.cpu.notices[0].contains("`a0` is not pinned"), "{:?}", stats.cpu.notices);
+            assert!(stats.notices[0].contains("`a0` is not pinned"), "{:?}", stats.notices);
             assert_eq!(allowed(), here, "the caller was pinned");
         });
     }

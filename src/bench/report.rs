@@ -142,9 +142,18 @@ impl PipelineReport {
             .collect();
         let mut costs: BTreeMap<&str, f64> = BTreeMap::new();
         let mut measured = !actors.is_empty();
-        for a in &actors {
-            measured &= a.items > 0;
-            *costs.entry(&a.device).or_default() += a.service_us;
+        // Replicas share the items of their actor, and so what one item takes.
+        let mut served: BTreeMap<&str, u64> = BTreeMap::new();
+        for (a, stats) in actors.iter().zip(&after.actors) {
+            *served.entry(&stats.actor).or_default() += a.items;
+        }
+        for (a, stats) in actors.iter().zip(&after.actors) {
+            let all = served.get(stats.actor.as_str()).copied().unwrap_or(0);
+            measured &= all > 0;
+            if a.items > 0 {
+                let share = a.items as f64 / all as f64;
+                *costs.entry(&a.device).or_default() += a.service_us * share;
+            }
         }
         let devices: Vec<DeviceReport> = after
             .devices
@@ -228,7 +237,8 @@ mod tests {
         let actor = |(i, (device, service_ms)): (usize, &(&str, u64))| {
             let service = service_ms * items * 1_000_000;
             json!({
-                "name": format!("{device}.{i}"), "device": device, "items": items, "errors": 0,
+                "name": format!("{device}.{i}"), "actor": format!("{device}.{i}"),
+                "device": device, "threads": 1, "core": null, "items": items, "errors": 0,
                 "skipped": 0, "restarts": 0, "retries": 0, "busy_ns": service,
                 "starved_ns": (uptime_ms * 1_000_000).saturating_sub(service), "blocked_ns": 0,
                 "other_ns": 0, "service_sum_ns": service, "service_min_ns": 0, "service_max_ns": 0,
@@ -240,7 +250,8 @@ mod tests {
             "in_flight_limit": 4, "admitted": items, "completed": items, "failed": 0,
             "latency_sum_ns": 0, "latency_max_ns": 0,
             "actors": actors.iter().enumerate().map(actor).collect::<Vec<_>>(),
-            "edges": [], "detached": [], "stalls": [], "stall_count": 0,
+            "edges": [], "fan_outs": [], "cpu": {"budget": null, "used": 0}, "notices": [],
+            "detached": [], "stalls": [], "stall_count": 0,
             "admission": {
                 "queued": 0, "queue_capacity": 0, "dropped": 0, "expired": 0, "bytes": 0,
                 "bytes_peak": 0, "byte_budget": null, "in_flight_max": 4,

@@ -31,7 +31,8 @@ pub(super) struct Args {
     /// Lanes of a synthetic device: how many of its stages may compute at once
     #[arg(long, value_name = "DEVICE=N", value_delimiter = ',', requires = "synthetic")]
     lanes: Vec<Named<Count>>,
-    /// Replicas of a synthetic stage
+    /// Replicas of a synthetic stage: threads that share its items. Its device gets as many lanes,
+    /// unless --lanes says otherwise
     #[arg(long, value_name = "STAGE=N", value_delimiter = ',', requires = "synthetic")]
     replicas: Vec<Named<Count>>,
 }
@@ -68,18 +69,11 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
 }
 
 fn synthetic(args: &Args, mut chain: SyntheticChain, console: &Console) -> Outcome {
-    if let Some(one) = args.replicas.first() {
-        return Err(err!(
-            Usage,
-            "--replicas {}={}: stages cannot have replicas yet",
-            one.name,
-            one.value.0
-        )
-        .with_help("leave --replicas out, or write the device twice with --lanes")
-        .into());
-    }
     for lanes in &args.lanes {
         chain = chain.lanes(&lanes.name, lanes.value.0)?;
+    }
+    for replicas in &args.replicas {
+        chain = chain.replicas(&replicas.name, replicas.value.0)?;
     }
     let enough = (chain.bound_per_s() * SECONDS).clamp(16.0, 100_000.0) as usize;
     let run = SyntheticRun {
