@@ -62,7 +62,8 @@ fn main() -> Result<()> {
     for case in (SOFT_CLIP.cases)() {
         let (graph, inputs) = case.graph()?;
         let device = registry.device(&DeviceId::cpu(0))?;
-        let mut instance = device.compile(graph, &CompileOptions::default())?.instance()?;
+        let segment = device.compile(graph, &CompileOptions::default())?;
+        let mut instance = segment.instance(InstanceOptions::for_this_thread())?;
         let outputs = instance.run(inputs.into_iter().map(|(_, v)| v).collect())?;
         case.compare(&outputs).map_err(|why| Error::new(ErrorKind::Kernel, why))?;
         println!("case `{}` passes", case.name);

@@ -1,7 +1,8 @@
 //! What a program that adds operators or devices needs: `use brigade::extend::*;`.
 
 pub use crate::device::{
-    CompiledSegment, CpuDevice, Device, DeviceInfo, Instance, Support, Unavailable,
+    CompiledSegment, CpuDevice, Delivery, Device, DeviceInfo, Instance, InstanceOptions, Submitted,
+    Support, Unavailable, run_submitted, thread_waker,
 };
 pub use crate::graph::{Attribute, Dim, Fact, Graph, Node, NodeId, ValueId};
 pub use crate::ops::batch::{BatchFlow, BatchQuery};
@@ -12,3 +13,4 @@ pub use crate::ops::{
     batch, cost, kernel_fn, types,
 };
 pub use crate::prelude::*;
+pub use crate::tensor::{Event, QueueId, Resident, Signal};

@@ -27,6 +27,7 @@
 //! - `onnx` (default): reading ONNX models.
 //! - `cli` (default): the `brigade` program.
 //! - `actix` (default): the control plane of the actors and [`pipeline::FrontDoor`].
+//! - `wgpu`: the device `wgpu:0`, GPUs through Vulkan, Metal or Direct3D 12.
 
 pub mod bench;
 pub mod check;

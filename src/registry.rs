@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::device::{Device, DeviceId, FAMILIES};
+use crate::device::{Device, DeviceId, FAMILIES, LEFT_OUT};
 use crate::error::{Result, bail, err};
 use crate::ops::{OpDef, OpRegistry};
 
@@ -56,8 +56,11 @@ impl Registry {
                 None => {
                     let kinds: Vec<String> =
                         self.devices().iter().map(ToString::to_string).collect();
-                    return Err(err!(Device, "there is no device `{id}`")
-                        .with_help(format!("there are {}", kinds.join(", "))));
+                    let mut help = format!("there are {}", kinds.join(", "));
+                    if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind()) {
+                        help += &format!("; `{kind}` needs a build with `--features {feature}`");
+                    }
+                    return Err(err!(Device, "there is no device `{id}`").with_help(help));
                 }
             },
         };

@@ -45,6 +45,16 @@ impl<P: Payload> Engine<P> {
         }
     }
 
+    /// Whether everybody who takes from this port is an actor of `device`.
+    pub(crate) fn stays_on(&self, to: &[Target<P>], device: &str) -> bool {
+        to.iter().all(|target| match &target.to {
+            Taker::Only { actor, .. } | Taker::Join { actor, .. } => {
+                *self.actors[*actor].device == *device
+            }
+            Taker::Collect { .. } | Taker::Sink { .. } => false,
+        })
+    }
+
     /// Hands an error to everybody who would have taken a payload.
     pub(crate) fn send_error(
         self: &Arc<Self>,

@@ -9,9 +9,15 @@
 //!   chains, skips, fan-out, joins.
 //! - At most [`Options::in_flight`] items hold a **credit**. A full pipeline makes [`Pipeline::push`]
 //!   wait and [`Pipeline::try_push`] say so; inside the pipeline nothing ever blocks.
+//! - **A full pipeline** waits, refuses or drops, as [`Options::when_full`] says; a
+//!   [queue](Options::queue) in front of it bounds what waits by number and [age](Options::max_age),
+//!   a [budget](Options::byte_budget) what is in flight by bytes, and
+//!   [`Options::in_flight_auto`] finds the number that keeps the bottleneck busy.
 //! - **Every item has exactly one result**, a value or an [`ItemError`], whatever fails. An error keeps
 //!   its item's number and travels on to the sink; the items around it are not touched.
-//! - A stage that **panics** is built anew by its [`Factory`], within a limit.
+//! - A stage that **panics** is built anew by its [`Factory`], within a limit; its item can be
+//!   [tried again](Options::retry_panics). A [watchdog](Options::watchdog) names who makes no
+//!   progress.
 //! - Actors on one device share its **lanes** and take turns; an actor may have
 //!   [replicas](TopologyBuilder::replicas), and the pipelines of a [`System`] one CPU budget.
 //! - A [`Ticket`] is waited for, asked, or awaited; [`Pipeline::stream`] gives results in order;

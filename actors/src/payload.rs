@@ -4,7 +4,7 @@ use crate::sync::Arc;
 
 /// A value that travels along the edges of a pipeline.
 ///
-/// The runtime looks at a payload only through these two methods. A payload is usually a handle on
+/// The runtime looks at a payload only through these methods. A payload is usually a handle on
 /// an immutable, reference-counted buffer, so that [`share`](Payload::share) costs one counter.
 ///
 /// ```
@@ -23,6 +23,13 @@ pub trait Payload: Send + 'static {
     fn share(&self) -> Self
     where
         Self: Sized;
+
+    /// Whether everybody may read it now. A payload that a device still works on may say no: it
+    /// goes to actors of the same device only, which order their work behind. Anywhere else the
+    /// runtime makes it an error of its item, so that nobody reads a payload before it is there.
+    fn ready(&self) -> bool {
+        true
+    }
 }
 
 macro_rules! plain {
@@ -68,5 +75,9 @@ impl<T: Payload + Sync> Payload for Arc<T> {
 
     fn share(&self) -> Self {
         Self::clone(self)
+    }
+
+    fn ready(&self) -> bool {
+        T::ready(self)
     }
 }

@@ -496,6 +496,7 @@ impl<P: Payload> Actor<P> {
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
         let Closed { item, started, bytes, kept, outcome, lists } = closed;
+        let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
         let ended = if self.outbox.count() == 0 {
             let ended = cell.meter.enter(Phase::Other);
@@ -578,6 +579,28 @@ impl<P: Payload> Actor<P> {
                 }
             }
             _ => self.send_error(item, &error),
+        }
+    }
+
+    /// Sees to it that what a device still works on does not leave that device.
+    fn checked(
+        &self,
+        outputs: Vec<Option<P>>,
+        lists: &[Vec<P>],
+    ) -> Result<Vec<Option<P>>, ItemError> {
+        let device = &self.cell().device;
+        let early = self.seed.routes.iter().zip(&outputs).position(|(targets, payload)| {
+            let unready = payload.as_ref().is_some_and(|payload| !payload.ready());
+            unready && !self.seed.engine.stays_on(targets, device)
+        });
+        // Children go their own ways.
+        let early = early.or_else(|| lists.iter().position(|l| !l.iter().all(Payload::ready)));
+        match early {
+            None => Ok(outputs),
+            Some(port) => {
+                let message = format!("output {port} left device `{device}` before it was ready");
+                Err(ItemError::new(ErrorKind::Contract, message))
+            }
         }
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use brigade_actors::{
-    ErrorKind, Factory, Firing, ItemError, Options, Outbox, Pipeline, Seq, Stage, StageWaker,
-    Stats, Topology, stage_fn,
+    ErrorKind, Factory, Firing, ItemError, Options, Outbox, Payload, Pipeline, Seq, Stage,
+    StageWaker, Stats, Topology, stage_fn,
 };
 
 mod kit;
@@ -310,4 +310,57 @@ fn an_idle_pipeline_costs_no_processor_time() {
     std::thread::sleep(300 * MS);
     let after = pipeline.push(vec![0]).unwrap().wait().unwrap()[0];
     assert!(after - before <= 2, "{} ticks in an idle pause", after - before);
+}
+
+/// A payload that a device may still work on.
+struct Work {
+    number: i64,
+    ready: bool,
+}
+
+impl Payload for Work {
+    fn bytes(&self) -> usize {
+        8
+    }
+
+    fn share(&self) -> Self {
+        Self { ..*self }
+    }
+
+    fn ready(&self) -> bool {
+        self.ready
+    }
+}
+
+#[test]
+fn scenario_22_what_is_not_ready_does_not_leave_its_device() {
+    let on_device = |finishes: fn(i64) -> bool| {
+        stage_fn(move |v: Vec<Work>| {
+            Ok(v.into_iter().map(|w| Work { ready: finishes(w.number), ..w }).collect())
+        })
+    };
+    let on_host = stage_fn(|v: Vec<Work>| {
+        assert!(v[0].ready, "item {} was read before it was ready", v[0].number);
+        Ok(v)
+    });
+    let mut b = Topology::builder();
+    let x = b.source("x");
+    let first = b.actor("first", "gpu:0", 1, 1, on_device(|_| false));
+    let second = b.actor("second", "gpu:0", 1, 1, on_device(|n| n != 3));
+    let third = b.actor("third", "cpu:0", 1, 1, on_host);
+    let y = b.sink("y");
+    b.connect(x, first.input(0)).connect(first.output(0), second.input(0));
+    b.connect(second.output(0), third.input(0)).connect(third.output(0), y);
+    let pipeline = Pipeline::spawn(b.build().unwrap(), Options::new().in_flight(4)).unwrap();
+    let items = (0..8).map(|number| vec![Work { number, ready: true }]);
+    for (number, result) in pipeline.stream(items).enumerate() {
+        match result {
+            Ok(v) => assert!(v[0].number == number as i64 && number != 3),
+            Err(e) => {
+                assert_eq!((number, e.kind()), (3, ErrorKind::Contract));
+                assert!(e.to_string().contains("left device `gpu:0` before it was ready"), "{e}");
+            }
+        }
+    }
+    assert_eq!(pipeline.stats().actors[0].restarts, 0);
 }

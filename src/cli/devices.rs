@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::console::Console;
 use super::failure::Outcome;
 use super::table::{bytes, table};
-use crate::device::{DeviceInfo, FAMILIES};
+use crate::device::{DeviceInfo, FAMILIES, LEFT_OUT};
 use crate::kernels::{Isa, fma_gflops};
 use crate::registry::Registry;
 
@@ -61,6 +61,11 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         let available = info.is_some();
         devices.push(Row { device: id.to_string(), summary, available, reason, info });
     }
+    // Those that are worth most come first, those that cannot be used last.
+    devices.sort_by_key(|row| {
+        let kind = row.device.split(':').next().unwrap_or("");
+        row.info.as_ref().map_or(u8::MAX, |info| info.rank(kind))
+    });
     let measured = args.measure.then(measure);
     let document = Document { devices, measured };
     console.result(&document, &text(&document))
@@ -74,9 +79,9 @@ fn text(d: &Document) -> String {
             (Some(i), _) => vec![
                 row.device.clone(),
                 i.lanes.to_string(),
-                i.cores.to_string(),
+                i.cores.map_or_else(|| "-".to_owned(), |n| n.to_string()),
                 bytes(i.memory_bytes),
-                format!("{} {}", i.name, i.features.join(" ")).trim_end().to_owned(),
+                format!("{}{} {}", software(i), i.name, i.features.join(" ")).trim_end().to_owned(),
             ],
             (None, reason) => {
                 let reason = reason.as_deref().unwrap_or("no reason given");
@@ -89,6 +94,9 @@ fn text(d: &Document) -> String {
     for family in FAMILIES {
         out += &format!("{}: {}\n", family.kind, family.summary);
     }
+    for (kind, feature) in LEFT_OUT {
+        out += &format!("{kind}: not in this build; `--features {feature}` brings it\n");
+    }
     if let Some(p) = &d.measured {
         out += &format!(
             "one CPU thread: {:.1} GFLOP/s multiply-add ({}), {:.1} GB/s reading memory\n",
@@ -96,6 +104,10 @@ fn text(d: &Document) -> String {
         );
     }
     out
+}
+
+fn software(info: &DeviceInfo) -> &'static str {
+    if info.software { "software, slower than the CPU device: " } else { "" }
 }
 
 fn measure() -> Peaks {

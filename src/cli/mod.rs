@@ -136,6 +136,8 @@ mod tests {
             "run m.onnx --generate 3 --shape x=1,a",
             "run m.onnx --generate 3 --batch-axis x=q",
             "run m.onnx --generate 3 --bind x",
+            "run m.onnx --generate 3 --fallback cpu",
+            "run m.onnx --generate 3 --device cpu --fallback cpu:1 --stages 2",
             "check m.onnx",
             "bench",
             "bench m.onnx",

@@ -38,6 +38,10 @@ pub(super) struct Placing {
     /// Devices, such as `cpu:0,cpu:1`. Without --stages: one stage on each
     #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
     pub(super) device: Vec<DeviceId>,
+    /// Where the nodes go that the one device of --device does not support; each is told with the
+    /// reason
+    #[arg(long, value_name = "DEVICE", requires = "device", conflicts_with_all = ["stages", "plan"])]
+    pub(super) fallback: Option<DeviceId>,
     /// Cut batches into micro-batches of at most N items
     #[arg(long, value_name = "N")]
     pub(super) micro_batch: Option<NonZeroUsize>,
@@ -201,6 +205,14 @@ impl Placing {
             (None, None, []) => {
                 (DeviceMap::single(DeviceId::cpu(0)), "no plan: one segment on cpu:0".to_owned())
             }
+            (None, None, [one]) if self.fallback.is_some() => {
+                let other = self.fallback.clone().unwrap_or_else(|| one.clone());
+                let map = placement::fallback(&graph, one, &other, &registry)?;
+                (map, format!("what `{one}` supports is there, the rest on `{other}`"))
+            }
+            (None, None, [_, ..]) if self.fallback.is_some() => {
+                bail!(Usage, "--fallback goes with one --device, {} are given", self.device.len());
+            }
             (None, None, [one]) => {
                 (DeviceMap::single(one.clone()), format!("one segment on {one}"))
             }
@@ -338,7 +350,8 @@ impl Placed {
         let symbols = |s: &str| self.symbol(s);
         let costs = placement::node_costs(&self.graph, &self.registry, &symbols);
         let seconds = |id: NodeId| placement::seconds(costs[id.index()]);
-        PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
+        let own = |id: &DeviceId| self.registry.device(id).is_ok_and(|d| d.has_own_memory());
+        PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols).with_own_memory(&own)
     }
 
     /// What memory it takes; run sequentially, one item is in flight.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Instance, Support, Unavailable};
+use super::{
+    CompiledSegment, Device, DeviceId, DeviceInfo, Instance, InstanceOptions, Support, Unavailable,
+};
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry, Program, RunContext, Threads};
@@ -38,9 +40,10 @@ impl Device for CpuDevice {
         Ok(DeviceInfo {
             name: cpu_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             features: features(),
-            cores,
+            cores: Some(cores),
             memory_bytes: memory_bytes(),
             lanes: self.lanes(),
+            software: false,
         })
     }
 
@@ -87,7 +90,7 @@ impl CompiledSegment for CpuSegment {
         self.program.constant_bytes()
     }
 
-    fn instance(&self) -> Result<Box<dyn Instance>> {
+    fn instance(&self, _options: InstanceOptions) -> Result<Box<dyn Instance>> {
         let context = RunContext { threads: Threads::new(self.threads)?, ..RunContext::default() };
         Ok(Box::new(CpuInstance { program: Arc::clone(&self.program), context }))
     }

@@ -48,6 +48,13 @@ impl DeviceId {
         Self { kind: "cpu".into(), number }
     }
 
+    /// Whether `name` is how this device displays.
+    pub fn is_named(&self, name: &str) -> bool {
+        name.strip_prefix(&*self.kind)
+            .and_then(|rest| rest.strip_prefix(':'))
+            .is_some_and(|number| number.parse() == Ok(self.number))
+    }
+
     /// The kind, such as `cpu`.
     pub fn kind(&self) -> &str {
         &self.kind
@@ -121,7 +128,9 @@ mod tests {
         for (given, shown) in
             [("cpu", "cpu:0"), ("cpu:0", "cpu:0"), ("my-npu_2:07", "my-npu_2:7"), ("x", "x:0")]
         {
-            assert_eq!(given.parse::<DeviceId>().unwrap().to_string(), shown);
+            let id = given.parse::<DeviceId>().unwrap();
+            assert_eq!(id.to_string(), shown);
+            assert!(id.is_named(shown) && !id.is_named(id.kind()) && !id.is_named("cpu:17"));
         }
     }
 

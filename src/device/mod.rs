@@ -5,6 +5,9 @@
 
 mod cpu;
 mod id;
+mod instance;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +17,12 @@ use serde::Serialize;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry};
-use crate::tensor::Value;
 
+#[cfg(feature = "wgpu")]
+pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
 pub use id::DeviceId;
+pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
 
 /// A kind of device that is built in.
 #[derive(Debug)]
@@ -33,12 +38,27 @@ pub struct Family {
 }
 
 /// Every kind of device that is built in.
-pub static FAMILIES: &[Family] = &[Family {
-    kind: "cpu",
-    summary: "this machine's CPU; each number is one more device with threads of its own",
-    open: |n, ops| Ok(Arc::new(CpuDevice::new(n, ops.clone()))),
-    list: || vec![0],
-}];
+pub static FAMILIES: &[Family] = &[
+    Family {
+        kind: "cpu",
+        summary: "this machine's CPU; each number is one more device with threads of its own",
+        open: |n, ops| Ok(Arc::new(CpuDevice::new(n, ops.clone()))),
+        list: || vec![0],
+    },
+    #[cfg(feature = "wgpu")]
+    Family {
+        kind: "wgpu",
+        summary: "GPUs through Vulkan, Metal or Direct3D 12: f32, what it lacks falls back",
+        open: |n, ops| Ok(Arc::new(WgpuDevice::new(n, ops.clone())?)),
+        list: || vec![0],
+    },
+];
+
+/// Kinds of devices that this build leaves out, and the feature that brings them.
+pub static LEFT_OUT: &[(&str, &str)] = &[
+    #[cfg(not(feature = "wgpu"))]
+    ("wgpu", "wgpu"),
+];
 
 /// Something that compiles and runs graphs.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -54,6 +74,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// How many actors may compute on it at once.
     fn lanes(&self) -> usize {
         1
+    }
+
+    /// Whether it has memory of its own, so that its segments hand tensors over where they lie
+    /// ([`Value::Resident`](crate::Value::Resident)). A device without takes and gives tensors on
+    /// the host only.
+    fn has_own_memory(&self) -> bool {
+        false
     }
 
     /// Whether it can run a node whose inputs have these facts (`None`: left out).
@@ -91,12 +118,35 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its features, such as instruction sets.
     pub features: Vec<String>,
-    /// Cores that it has.
-    pub cores: usize,
+    /// Cores that it has, if known.
+    pub cores: Option<usize>,
     /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,
     /// How many actors may compute on it at once.
     pub lanes: usize,
+    /// Whether it is a program on the CPU that stands in for another device, such as a software
+    /// Vulkan driver: right, but slower than the CPU device.
+    pub software: bool,
+}
+
+impl DeviceInfo {
+    /// The order in which devices of these kinds are worth using where nobody says: accelerators
+    /// first, then the CPU, then programs on the CPU that stand in for an accelerator.
+    ///
+    /// ```
+    /// use brigade::Registry;
+    /// let cpu = Registry::default().device(&"cpu".parse()?)?.probe().unwrap();
+    /// assert_eq!(cpu.rank("cpu"), 1);
+    /// assert_eq!(brigade::device::DeviceInfo { software: true, ..cpu }.rank("wgpu"), 2);
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    pub fn rank(&self, kind: &str) -> u8 {
+        match (self.software, kind) {
+            (true, _) => 2,
+            (false, "cpu") => 1,
+            _ => 0,
+        }
+    }
 }
 
 /// Why a device cannot be used here.
@@ -138,33 +188,5 @@ pub trait CompiledSegment: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If threads or memory cannot be had.
-    fn instance(&self) -> Result<Box<dyn Instance>>;
-}
-
-/// The working state of one actor on a compiled segment.
-pub trait Instance {
-    /// How many items it can work on at once.
-    fn slots(&self) -> usize {
-        1
-    }
-
-    /// Computes one item, inputs in the segment's order.
-    ///
-    /// # Errors
-    /// If the inputs are not what was declared, or a kernel fails; names the node.
-    fn run(&mut self, inputs: Vec<Value>) -> Result<Vec<Value>>;
-
-    /// As [`Self::run`]; `observe` sees the name, operator and outputs of each node. A device that
-    /// cannot look inside runs without it.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    fn run_observed(
-        &mut self,
-        inputs: Vec<Value>,
-        observe: &mut dyn FnMut(&str, &str, &[Value]),
-    ) -> Result<Vec<Value>> {
-        let _ = observe;
-        self.run(inputs)
-    }
+    fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>>;
 }

@@ -59,7 +59,11 @@ impl Fact {
     /// # Errors
     /// Words that name both sides.
     pub fn admits(&self, value: &Value) -> Result<(), String> {
-        let Value::Tensor(t) = value else { return Ok(()) };
+        let t = match value {
+            Value::Tensor(t) => t,
+            Value::Resident(r) => return Err(format!("declared {self}, got {}", r.describe())),
+            _ => return Ok(()),
+        };
         if self.dtype.is_some_and(|d| d != t.dtype()) {
             return Err(format!("declared {self}, got {}", t.describe()));
         }

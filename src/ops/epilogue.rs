@@ -7,20 +7,20 @@ use crate::kernels::Activation;
 
 /// The function applied to each output element: `Relu`, `Clip`, `HardSwish`, `HardSigmoid`,
 /// `Sigmoid`, `Silu`, `Gelu` or `Tanh`; left out or empty: none.
-pub(super) const ACTIVATION: AttributeDef =
+pub(crate) const ACTIVATION: AttributeDef =
     AttributeDef::optional("activation", AttributeKind::String);
 /// The function's numbers: lower and upper bound of `Clip`, alpha and beta of `HardSigmoid`.
-pub(super) const ACTIVATION_PARAMS: AttributeDef =
+pub(crate) const ACTIVATION_PARAMS: AttributeDef =
     AttributeDef::optional("activation_params", AttributeKind::Floats);
 /// Whether the residual is added after the activation (1) or before it (0, the default).
-pub(super) const RESIDUAL_AFTER: AttributeDef =
+pub(crate) const RESIDUAL_AFTER: AttributeDef =
     AttributeDef::optional("residual_after_activation", AttributeKind::Int);
 
 /// The activation that a fused node names.
 ///
 /// # Errors
 /// If the name is not known, or its numbers are not as many as it takes.
-pub(super) fn activation(node: &Node) -> Result<Activation> {
+pub(crate) fn activation(node: &Node) -> Result<Activation> {
     let name = node.string("activation")?.unwrap_or("");
     let numbers = node.floats("activation_params")?.unwrap_or(&[]);
     let takes = match name {
@@ -52,6 +52,6 @@ pub(super) fn activation(node: &Node) -> Result<Activation> {
 ///
 /// # Errors
 /// If the attribute is of another kind.
-pub(super) fn residual_after(node: &Node) -> Result<bool> {
+pub(crate) fn residual_after(node: &Node) -> Result<bool> {
     Ok(node.int_or(RESIDUAL_AFTER.name, 0)? != 0)
 }

@@ -14,7 +14,7 @@ mod kernel;
 mod program;
 mod registry;
 mod threads;
-mod window;
+pub(crate) mod window;
 
 mod cast;
 mod concat;
@@ -24,7 +24,7 @@ mod conv;
 mod cumsum;
 mod depth_to_space;
 mod elementwise;
-mod epilogue;
+pub(crate) mod epilogue;
 mod expand;
 mod gather;
 mod identity;
@@ -51,6 +51,8 @@ mod transpose;
 mod trilu;
 mod unique;
 
+#[allow(unused_imports, reason = "devices other than the CPU read it")]
+pub(crate) use crate::kernels::Activation;
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
 pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};

@@ -5,20 +5,20 @@ use super::{AttributeDef, AttributeKind, Infer};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
 
-pub(super) const KERNEL_SHAPE: AttributeDef =
+pub(crate) const KERNEL_SHAPE: AttributeDef =
     AttributeDef::optional("kernel_shape", AttributeKind::Ints);
-pub(super) const STRIDES: AttributeDef = AttributeDef::optional("strides", AttributeKind::Ints);
-pub(super) const DILATIONS: AttributeDef = AttributeDef::optional("dilations", AttributeKind::Ints);
-pub(super) const PADS: AttributeDef = AttributeDef::optional("pads", AttributeKind::Ints);
-pub(super) const AUTO_PAD: AttributeDef = AttributeDef::optional("auto_pad", AttributeKind::String);
-pub(super) const CEIL_MODE: AttributeDef = AttributeDef::optional("ceil_mode", AttributeKind::Int);
+pub(crate) const STRIDES: AttributeDef = AttributeDef::optional("strides", AttributeKind::Ints);
+pub(crate) const DILATIONS: AttributeDef = AttributeDef::optional("dilations", AttributeKind::Ints);
+pub(crate) const PADS: AttributeDef = AttributeDef::optional("pads", AttributeKind::Ints);
+pub(crate) const AUTO_PAD: AttributeDef = AttributeDef::optional("auto_pad", AttributeKind::String);
+pub(crate) const CEIL_MODE: AttributeDef = AttributeDef::optional("ceil_mode", AttributeKind::Int);
 
 /// Attributes and extents stay below this, so that products of two of them cannot overflow.
 const LIMIT: i64 = 1 << 30;
 
 /// How padding is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AutoPad {
+pub(crate) enum AutoPad {
     /// As the attribute `pads` says.
     NotSet,
     /// So that the output is the input over the stride; the odd one goes to the end.
@@ -30,7 +30,7 @@ pub(super) enum AutoPad {
 }
 
 impl AutoPad {
-    pub(super) fn read(node: &Node) -> Result<Self> {
+    pub(crate) fn read(node: &Node) -> Result<Self> {
         Ok(match node.string("auto_pad")?.unwrap_or("NOTSET") {
             "NOTSET" | "" => Self::NotSet,
             "SAME_UPPER" => Self::SameUpper,
@@ -44,14 +44,14 @@ impl AutoPad {
     }
 
     /// A total cut into beginning and end.
-    pub(super) fn split(self, total: usize) -> [usize; 2] {
+    pub(crate) fn split(self, total: usize) -> [usize; 2] {
         let half = total / 2;
         if self == Self::SameLower { [total - half, half] } else { [half, total - half] }
     }
 }
 
 /// The values of an attribute of whole numbers, each in `least..2^30`.
-pub(super) fn sizes(node: &Node, name: &str, least: i64) -> Result<Option<Vec<usize>>> {
+pub(crate) fn sizes(node: &Node, name: &str, least: i64) -> Result<Option<Vec<usize>>> {
     let Some(values) = node.ints(name)? else { return Ok(None) };
     let mut out = Vec::with_capacity(values.len());
     for v in values {
@@ -68,46 +68,46 @@ pub(super) fn sizes(node: &Node, name: &str, least: i64) -> Result<Option<Vec<us
 
 /// The attributes, as they stand; which of them are left out is known only with the rank.
 #[derive(Clone, Debug)]
-pub(super) struct WindowAttributes {
-    pub(super) kernel: Option<Vec<usize>>,
+pub(crate) struct WindowAttributes {
+    pub(crate) kernel: Option<Vec<usize>>,
     strides: Option<Vec<usize>>,
     dilations: Option<Vec<usize>>,
     pads: Option<Vec<usize>>,
-    pub(super) auto_pad: AutoPad,
+    pub(crate) auto_pad: AutoPad,
     ceil: bool,
 }
 
 /// One axis of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Axis {
+pub(crate) struct Axis {
     /// The input's extent.
-    pub(super) size: usize,
+    pub(crate) size: usize,
     /// Taps.
-    pub(super) kernel: usize,
+    pub(crate) kernel: usize,
     /// Distance between neighbouring windows.
-    pub(super) stride: usize,
+    pub(crate) stride: usize,
     /// Distance between neighbouring taps.
-    pub(super) dilation: usize,
+    pub(crate) dilation: usize,
     /// Padding at the beginning and at the end.
-    pub(super) pads: [usize; 2],
+    pub(crate) pads: [usize; 2],
     /// The output's extent.
-    pub(super) out: usize,
+    pub(crate) out: usize,
 }
 
 impl Axis {
     /// An axis along which nothing happens.
-    pub(super) const ONE: Self =
+    pub(crate) const ONE: Self =
         Self { size: 1, kernel: 1, stride: 1, dilation: 1, pads: [0, 0], out: 1 };
 
     /// The input index that tap `tap` of window `at` reads, if it is not padding.
-    pub(super) fn source(&self, at: usize, tap: usize) -> Option<usize> {
+    pub(crate) fn source(&self, at: usize, tap: usize) -> Option<usize> {
         (at * self.stride + tap * self.dilation)
             .checked_sub(self.pads[0])
             .filter(|i| *i < self.size)
     }
 
     /// The windows whose tap `tap` is not padding, and the input index of the first of them.
-    pub(super) fn inside(&self, tap: usize) -> (std::ops::Range<usize>, usize) {
+    pub(crate) fn inside(&self, tap: usize) -> (std::ops::Range<usize>, usize) {
         let offset = tap * self.dilation;
         let first = self.pads[0].saturating_sub(offset).div_ceil(self.stride);
         let last = (self.size + self.pads[0]).saturating_sub(offset).div_ceil(self.stride);
@@ -118,7 +118,7 @@ impl Axis {
 
 impl WindowAttributes {
     /// Reads and checks them.
-    pub(super) fn read(node: &Node) -> Result<Self> {
+    pub(crate) fn read(node: &Node) -> Result<Self> {
         Ok(Self {
             kernel: sizes(node, "kernel_shape", 1)?,
             strides: sizes(node, "strides", 1)?,
@@ -130,7 +130,7 @@ impl WindowAttributes {
     }
 
     /// Whether the padding depends on the input's extents.
-    pub(super) fn is_same(&self) -> bool {
+    pub(crate) fn is_same(&self) -> bool {
         matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower)
     }
 
@@ -152,7 +152,7 @@ impl WindowAttributes {
 
     /// The kernel's extents: the attribute, which must agree with the weights where these are
     /// given.
-    pub(super) fn kernel_of(&self, weights: Option<&[usize]>) -> Result<Vec<usize>> {
+    pub(crate) fn kernel_of(&self, weights: Option<&[usize]>) -> Result<Vec<usize>> {
         match (&self.kernel, weights) {
             (Some(k), Some(w)) if k != w => {
                 bail!(Shape, "attribute `kernel_shape` is {k:?}, the weights have {w:?}")
@@ -164,7 +164,7 @@ impl WindowAttributes {
     }
 
     /// Stride, dilation and given pads along each of `rank` axes, for a transposed window.
-    pub(super) fn transposed(&self, rank: usize) -> Result<Vec<(usize, usize, [usize; 2])>> {
+    pub(crate) fn transposed(&self, rank: usize) -> Result<Vec<(usize, usize, [usize; 2])>> {
         (0..rank).map(|i| self.along(i, rank)).collect()
     }
 
@@ -172,7 +172,7 @@ impl WindowAttributes {
     ///
     /// # Errors
     /// If numbers of axes differ, or the kernel is larger than the padded input.
-    pub(super) fn resolve(&self, size: &[usize], kernel: &[usize]) -> Result<Vec<Axis>> {
+    pub(crate) fn resolve(&self, size: &[usize], kernel: &[usize]) -> Result<Vec<Axis>> {
         let rank = size.len();
         if kernel.len() != rank {
             bail!(Shape, "a kernel of shape {kernel:?} over an input with {rank} spatial axes");
@@ -225,7 +225,7 @@ impl WindowAttributes {
     ///
     /// # Errors
     /// As [`Self::resolve`].
-    pub(super) fn dims(
+    pub(crate) fn dims(
         &self,
         i: &mut Infer<'_>,
         size: &[Dim],
@@ -273,7 +273,7 @@ impl WindowAttributes {
 ///
 /// # Errors
 /// If there are more than `N`.
-pub(super) fn padded_axes<const N: usize>(axes: &[Axis]) -> Result<[Axis; N]> {
+pub(crate) fn padded_axes<const N: usize>(axes: &[Axis]) -> Result<[Axis; N]> {
     let mut out = [Axis::ONE; N];
     let Some(lead) = N.checked_sub(axes.len()) else {
         bail!(Unsupported, "{} spatial axes, at most {N} are implemented", axes.len());

@@ -22,6 +22,49 @@ pub fn bytes_of(fact: &Fact, symbols: &dyn Fn(&str) -> Option<i64>) -> Option<u6
     fact.shape.as_ref()?.iter().try_fold(size, |bytes, d| bytes.checked_mul(extent(d)?))
 }
 
+/// How a value gets from one segment to another. It is decided when a pipeline is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EdgePath {
+    /// Both compute in the host's memory: a handle moves.
+    Host,
+    /// Both compute on one device with memory of its own: the buffer is handed over where it lies,
+    /// at submission.
+    Device,
+    /// The producer's actor copies it to the host.
+    ReadBack,
+    /// The consumer's actor copies it to its device.
+    Upload,
+    /// Between the memories of two devices: the producer's actor copies it to the host, the
+    /// consumer's to its device.
+    ThroughHost,
+}
+
+impl EdgePath {
+    /// From one device to another; `own` says which have memory of their own.
+    pub fn between(from: &DeviceId, to: &DeviceId, own: &dyn Fn(&DeviceId) -> bool) -> Self {
+        match (own(from), own(to)) {
+            (false, false) => Self::Host,
+            (true, true) if from == to => Self::Device,
+            (true, true) => Self::ThroughHost,
+            (true, false) => Self::ReadBack,
+            (false, true) => Self::Upload,
+        }
+    }
+}
+
+impl std::fmt::Display for EdgePath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Host => "host",
+            Self::Device => "device",
+            Self::ReadBack => "read-back",
+            Self::Upload => "upload",
+            Self::ThroughHost => "through host",
+        })
+    }
+}
+
 /// A value that one segment makes and another reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boundary {
@@ -39,6 +82,9 @@ pub struct Boundary {
     pub from_device: DeviceId,
     /// The device that reads it.
     pub to_device: DeviceId,
+    /// How it gets there; `host` unless it is known which devices have memory of their own
+    /// ([`PlanReport::with_own_memory`](super::PlanReport::with_own_memory)).
+    pub path: EdgePath,
 }
 
 /// Data that leaves a device for a segment on another one, whose result comes back.
@@ -72,6 +118,7 @@ impl Segmentation {
                 to: e.to,
                 from_device: self.segments()[e.from].device.clone(),
                 to_device: self.segments()[e.to].device.clone(),
+                path: EdgePath::Host,
             })
             .collect()
     }

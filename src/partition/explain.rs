@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Boundary, DeviceId, Notice, RoundTrip, Segmentation};
+use super::{Boundary, DeviceId, EdgePath, Notice, RoundTrip, Segmentation};
 use crate::graph::NodeId;
 
 /// One segment of a [`PlanReport`].
@@ -110,6 +110,15 @@ impl PlanReport {
             notices: notices.iter().map(Notice::to_string).collect(),
         }
     }
+
+    /// With the path of each boundary; `own` says which devices have memory of their own.
+    #[must_use]
+    pub fn with_own_memory(mut self, own: &dyn Fn(&DeviceId) -> bool) -> Self {
+        for b in &mut self.boundaries {
+            b.path = EdgePath::between(&b.from_device, &b.to_device, own);
+        }
+        self
+    }
 }
 
 /// Bytes with a binary prefix; `?` where they are not known.
@@ -165,10 +174,12 @@ impl fmt::Display for PlanReport {
         }
         table(f, &rows)?;
         if !self.boundaries.is_empty() {
-            let mut rows = vec![["crossing", "bytes", "fact", "value"].map(str::to_owned).to_vec()];
+            let mut rows =
+                vec![["crossing", "path", "bytes", "fact", "value"].map(str::to_owned).to_vec()];
             for b in &self.boundaries {
                 rows.push(vec![
                     format!("{} → {} ({} → {})", b.from, b.to, b.from_device, b.to_device),
+                    b.path.to_string(),
                     bytes(b.bytes),
                     b.fact.clone(),
                     b.value.clone(),
@@ -270,6 +281,12 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
+        let own = report.clone().with_own_memory(&|d| *d == DeviceId::cpu(1));
+        let paths: Vec<EdgePath> = own.boundaries.iter().map(|b| b.path).collect();
+        assert_eq!(paths, [EdgePath::Upload, EdgePath::ReadBack]);
+        assert!(own.to_string().contains("read-back"), "{own}");
+        let both = report.clone().with_own_memory(&|_| true);
+        assert_eq!(both.boundaries[0].path, EdgePath::ThroughHost);
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<PlanReport>(&json).unwrap(), report);
         assert!(explain(&split).contains("cpu:1"));

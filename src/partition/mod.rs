@@ -35,7 +35,7 @@ mod plan;
 mod segments;
 
 pub use crate::device::{DeviceId, Support};
-pub use boundary::{Boundary, RoundTrip, bytes_of};
+pub use boundary::{Boundary, EdgePath, RoundTrip, bytes_of};
 pub use explain::{PlanReport, SegmentReport, explain};
 pub use placement::{DeviceMap, Notice, Placement};
 pub use plan::{InFlight, Matcher, PLAN_SCHEMA, Plan, Rule};

@@ -338,7 +338,8 @@ fn topology(
         builder.lanes(device_name.clone(), device.lanes());
         let outputs = segment.graph.outputs().len();
         let name = format!("{}.{}", device_name, segment.index);
-        let stage = factory(code, segment.device.clone(), outputs);
+        let needed = prepared.deliveries(segment.index).to_vec();
+        let stage = factory(code, segment.device.clone(), needed);
         let id = builder.actor(name, device_name, segment.inputs.len(), outputs, stage);
         ids.push(id);
     }

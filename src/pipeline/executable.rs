@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use super::prepared::{Prepared, Sealed, optimised, tensor_for};
-use super::stage::{caught, counted};
-use crate::device::{DeviceId, Instance};
+use super::stage::{caught, checked, local, on_host};
+use crate::device::{DeviceId, Instance, InstanceOptions};
 use crate::error::{ErrorKind, Result, bail, err};
 use crate::graph::Graph;
 use crate::ops::CompileOptions;
-use crate::partition::{DeviceMap, OutputSource, Segmentation, Source};
+use crate::partition::{DeviceMap, OutputSource, PlanReport, Segmentation, Source};
 use crate::registry::Registry;
 use crate::tensor::{DType, Tensor, Value};
 
@@ -281,7 +281,7 @@ impl HeteroExecutable {
     ) -> Result<Vec<Value>> {
         let sealed = self.prepared.seal()?;
         let mut instances = self.take_instances(&sealed)?;
-        let result = run_segments(self.split(), &mut instances, &sealed.fixed, inputs, observe);
+        let result = run_segments(&self.prepared, &mut instances, &sealed.fixed, inputs, observe);
         // An instance that panicked may be in any state.
         if !result.as_ref().is_err_and(|e| e.kind() == ErrorKind::Panic) {
             INSTANCES.with_borrow_mut(|all| {
@@ -315,7 +315,9 @@ impl HeteroExecutable {
                 Some(instance) => instance,
                 None => {
                     let device = &self.split().segments()[i].device;
-                    caught(device, "starting an instance", || segment.instance())
+                    let options = InstanceOptions::for_this_thread()
+                        .outputs(self.prepared.deliveries(i).to_vec());
+                    caught(device, "starting an instance", || segment.instance(options))
                         .map_err(|e| e.with_device(device.to_string()))?
                 }
             });
@@ -343,6 +345,17 @@ impl HeteroExecutable {
         self.prepared.split()
     }
 
+    /// What the placement does: segments, what crosses between them and by which path, round trips.
+    /// `symbols` gives symbolic extents, for the bytes.
+    pub fn report(&self, symbols: &dyn Fn(&str) -> Option<i64>) -> PlanReport {
+        let own = |id: &DeviceId| {
+            self.prepared.devices().iter().any(|d| d.id() == id && d.has_own_memory())
+        };
+        let mut report = PlanReport::new(self.split(), &[], None, symbols).with_own_memory(&own);
+        report.notices = self.notices.to_vec();
+        report
+    }
+
     /// The graph that the placement is of, after the passes.
     pub fn graph(&self) -> &Graph {
         self.prepared.graph()
@@ -355,12 +368,13 @@ impl HeteroExecutable {
 }
 
 fn run_segments(
-    split: &Segmentation,
+    prepared: &Prepared,
     instances: &mut [Box<dyn Instance>],
     fixed: &std::collections::HashMap<usize, Tensor>,
     inputs: &[Value],
     observe: &mut dyn FnMut(&str, &str, &[Value]),
 ) -> Result<Vec<Value>> {
+    let split = prepared.split();
     let mut made: Vec<Vec<Value>> = Vec::with_capacity(instances.len());
     for (segment, instance) in split.segments().iter().zip(instances) {
         let mut arguments = Vec::with_capacity(segment.inputs.len());
@@ -371,15 +385,16 @@ fn run_segments(
             });
         }
         let device = &segment.device;
+        let arguments = local(device, arguments)?;
         let outputs =
             caught(device, "running a segment", || instance.run_observed(arguments, observe))?;
-        made.push(counted(device, outputs, segment.graph.outputs().len())?);
+        made.push(checked(device, outputs, prepared.deliveries(segment.index))?);
     }
     let mut outputs = Vec::with_capacity(split.outputs().len());
     for (i, source) in split.outputs().iter().enumerate() {
         outputs.push(match source {
             OutputSource::Input(k) => inputs[*k].clone(),
-            OutputSource::Segment { index, output } => made[*index][*output].clone(),
+            OutputSource::Segment { index, output } => on_host(made[*index][*output].clone()),
             OutputSource::Constant(_) | OutputSource::Param(_) => match fixed.get(&i) {
                 Some(t) => Value::from(t.clone()),
                 None => bail!(Internal, "output {i} is made by nothing"),

@@ -12,7 +12,7 @@ use brigade_actors as actors;
 use super::batch::BatchAxes;
 use super::executable::HeteroExecutable;
 use super::prepared::Prepared;
-use super::stage::item_error;
+use super::stage::{item_error, on_host};
 use super::state::{State, StateBinding};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::partition::OutputSource;
@@ -57,7 +57,7 @@ pub(super) struct Inner {
 impl Inner {
     /// The graph's outputs from what arrived at the sinks.
     fn assemble(&self, sinks: Vec<Value>) -> Vec<Value> {
-        let mut out = sinks;
+        let mut out: Vec<Value> = sinks.into_iter().map(on_host).collect();
         for (at, tensor) in &self.fixed {
             out.insert(*at, tensor.clone().into());
         }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::stage::caught;
-use crate::device::{CompiledSegment, Device, DeviceId};
+use super::stage::{caught, deliveries};
+use crate::device::{CompiledSegment, Delivery, Device, DeviceId};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, Graph};
 use crate::ops::CompileOptions;
@@ -24,6 +24,7 @@ pub(crate) struct Prepared {
     graph: Graph,
     split: Segmentation,
     devices: Vec<Arc<dyn Device>>,
+    deliveries: Vec<Vec<Delivery>>,
     threads: BTreeMap<DeviceId, usize>,
     options: CompileOptions,
     inputs: Vec<(String, Fact)>,
@@ -89,10 +90,12 @@ impl Prepared {
             .map(|v| (graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
             .collect();
         let count = split.segments().len();
+        let deliveries = deliveries(&split, &devices);
         let prepared = Self {
             graph,
             split,
             devices,
+            deliveries,
             threads,
             options,
             inputs,
@@ -122,6 +125,11 @@ impl Prepared {
     /// The device of each segment, in order.
     pub(crate) fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
+    }
+
+    /// Where each output of this segment is needed.
+    pub(crate) fn deliveries(&self, segment: usize) -> &[Delivery] {
+        self.deliveries.get(segment).map_or(&[], Vec::as_slice)
     }
 
     /// A number that no other prepared graph of this process has.

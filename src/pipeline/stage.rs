@@ -3,13 +3,17 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::{Wake, Waker};
 
 use brigade_actors::{
-    ErrorKind as ItemErrorKind, Factory, Firing, ItemError, Outbox, Payload, Stage,
+    ErrorKind as ItemErrorKind, Factory, Firing, ItemError, Outbox, Payload, Seq, Stage, StageWaker,
 };
 
-use crate::device::{CompiledSegment, DeviceId, Instance};
+use crate::device::{
+    CompiledSegment, Delivery, Device, DeviceId, Instance, InstanceOptions, Submitted,
+};
 use crate::error::{Error, ErrorKind, Result, err};
+use crate::partition::{Segmentation, Target};
 use crate::tensor::Value;
 
 impl Payload for Value {
@@ -20,6 +24,53 @@ impl Payload for Value {
     fn share(&self) -> Self {
         self.clone()
     }
+
+    fn ready(&self) -> bool {
+        match self {
+            Self::Resident(r) => r.ready().is_done(),
+            _ => true,
+        }
+    }
+}
+
+/// Where each output of each segment is needed: on its own device only where somebody there reads
+/// it, and on the host where anybody else does.
+pub(crate) fn deliveries(split: &Segmentation, devices: &[Arc<dyn Device>]) -> Vec<Vec<Delivery>> {
+    let of = |segment: usize, output: usize| {
+        let device = &devices[segment];
+        if !device.has_own_memory() {
+            return Delivery::Host;
+        }
+        let stays = |target: &Target| match target {
+            Target::Segment { index, .. } => devices[*index].id() == device.id(),
+            Target::Output(_) => false,
+        };
+        let targets = split.output_targets(segment, output);
+        match (targets.iter().any(stays), targets.iter().all(stays)) {
+            (_, true) => Delivery::Device,
+            (true, false) => Delivery::Both,
+            (false, false) => Delivery::Host,
+        }
+    };
+    let segments = split.segments().iter();
+    segments.map(|s| (0..s.graph.outputs().len()).map(|o| of(s.index, o)).collect()).collect()
+}
+
+/// The inputs of a segment as its device takes them: what lies in the memory of another device is
+/// replaced by its copy on the host.
+pub(crate) fn local(device: &DeviceId, mut inputs: Vec<Value>) -> Result<Vec<Value>> {
+    for value in &mut inputs {
+        let Value::Resident(r) = value else { continue };
+        if device.is_named(r.device()) {
+            continue;
+        }
+        let Some(copy) = r.host() else {
+            return Err(err!(Internal, "{} has no copy on the host", r.describe())
+                .with_device(device.to_string()));
+        };
+        *value = copy.clone().into();
+    }
+    Ok(inputs)
 }
 
 /// Calls into a device, whose panics become errors.
@@ -37,50 +88,160 @@ pub(crate) fn caught<T>(
     })
 }
 
-/// Checks that a device gave as many outputs as the segment has.
-pub(crate) fn counted(
+/// A value as an output of the graph: its copy on the host where it also stays on a device.
+pub(crate) fn on_host(value: Value) -> Value {
+    match value {
+        Value::Resident(r) => match r.host() {
+            Some(copy) => copy.clone().into(),
+            None => Value::Resident(r),
+        },
+        other => other,
+    }
+}
+
+/// Checks that a device gave as many outputs as the segment has, each where it is needed.
+pub(crate) fn checked(
     device: &DeviceId,
     outputs: Vec<Value>,
-    expected: usize,
+    needed: &[Delivery],
 ) -> Result<Vec<Value>> {
-    if outputs.len() == expected {
-        return Ok(outputs);
+    if outputs.len() != needed.len() {
+        return Err(err!(Kernel, "the device gave {} outputs of {}", outputs.len(), needed.len())
+            .with_device(device.to_string()));
     }
-    Err(err!(Kernel, "the device gave {} outputs of {expected}", outputs.len())
-        .with_device(device.to_string()))
+    let mut out = Vec::with_capacity(outputs.len());
+    for (i, (value, needed)) in outputs.into_iter().zip(needed).enumerate() {
+        out.push(match value {
+            Value::Resident(r) if *needed == Delivery::Host || !device.is_named(r.device()) => {
+                match r.host() {
+                    Some(copy) => copy.clone().into(),
+                    None => {
+                        let words = r.describe();
+                        return Err(err!(Kernel, "output {i} is {words} and needed on the host")
+                            .with_device(device.to_string()));
+                    }
+                }
+            }
+            Value::Resident(r) if *needed == Delivery::Both && r.host().is_none() => {
+                let words = r.describe();
+                return Err(err!(Kernel, "output {i} is {words} and needed on the host, too")
+                    .with_device(device.to_string()));
+            }
+            other => other,
+        });
+    }
+    Ok(out)
+}
+
+/// An item that an instance works on.
+struct Open {
+    number: u64,
+    seq: Seq,
 }
 
 struct SegmentStage {
     instance: Box<dyn Instance>,
     device: DeviceId,
-    outputs: usize,
+    outputs: Vec<Delivery>,
+    /// The number that the next item gets here. The numbers of items are not enough: one item may
+    /// come several times.
+    next: u64,
+    open: Vec<Open>,
 }
 
 impl Stage<Value> for SegmentStage {
+    fn slots(&self) -> usize {
+        self.instance.slots()
+    }
+
     fn submit(&mut self, firing: Firing<Value>, out: &mut Outbox<Value>) -> Result<(), ItemError> {
-        let outputs = self
-            .instance
-            .run(firing.inputs)
-            .and_then(|outputs| counted(&self.device, outputs, self.outputs))
+        let number = self.next;
+        let submitted = local(&self.device, firing.inputs)
+            .and_then(|inputs| self.instance.submit(number, inputs))
+            .and_then(|submitted| match submitted {
+                Submitted::Done(outputs) => {
+                    checked(&self.device, outputs, &self.outputs).map(Submitted::Done)
+                }
+                Submitted::Pending => Ok(Submitted::Pending),
+            })
             .map_err(ItemError::from_error)?;
-        for (port, value) in outputs.into_iter().enumerate() {
-            out.emit(port, value);
+        match submitted {
+            Submitted::Done(outputs) => {
+                for (port, value) in outputs.into_iter().enumerate() {
+                    out.emit(port, value);
+                }
+            }
+            Submitted::Pending => {
+                self.next = self.next.wrapping_add(1);
+                self.open.push(Open { number, seq: firing.seq });
+                out.defer();
+            }
         }
         Ok(())
     }
+
+    fn poll(&mut self, out: &mut Outbox<Value>) -> Result<(), ItemError> {
+        let Self { instance, device, outputs: needed, open, .. } = self;
+        let polled = instance.poll(&mut |number, result| {
+            let Some(at) = open.iter().position(|o| o.number == number) else { return };
+            let seq = open.swap_remove(at).seq;
+            match result.and_then(|outputs| checked(device, outputs, needed)) {
+                Ok(outputs) if outputs.is_empty() => out.finish(seq),
+                Ok(outputs) => {
+                    for (port, value) in outputs.into_iter().enumerate() {
+                        out.emit_for(seq, port, value);
+                    }
+                }
+                Err(e) => out.fail(seq, ItemError::from_error(e)),
+            }
+        });
+        if polled.is_err() {
+            open.clear();
+        }
+        polled.map_err(ItemError::from_error)
+    }
+
+    fn cancel(&mut self, seq: Seq, _out: &mut Outbox<Value>) {
+        for open in self.open.iter().filter(|o| o.seq == seq) {
+            self.instance.cancel(open.number);
+        }
+    }
 }
 
-/// Builds instances of a compiled segment with so many outputs, on the thread of the actor that
-/// asks.
+/// The waker of an actor as the standard library's.
+struct ActorWaker(StageWaker);
+
+impl Wake for ActorWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
+    }
+}
+
+/// Builds instances of a compiled segment whose outputs are needed there, on the thread of the
+/// actor that asks.
 pub(crate) fn factory(
     segment: Arc<dyn CompiledSegment>,
     device: DeviceId,
-    outputs: usize,
+    outputs: Vec<Delivery>,
 ) -> Factory<Value> {
-    Box::new(move |_| {
-        let instance = caught(&device, "starting an instance", || segment.instance())
+    Box::new(move |context| {
+        let options = InstanceOptions {
+            waker: Waker::from(Arc::new(ActorWaker(context.waker))),
+            outputs: outputs.clone(),
+        };
+        let instance = caught(&device, "starting an instance", || segment.instance(options))
             .map_err(|e| ItemError::from_error(e.with_device(device.to_string())))?;
-        Ok(Box::new(SegmentStage { instance, device: device.clone(), outputs }))
+        Ok(Box::new(SegmentStage {
+            instance,
+            device: device.clone(),
+            outputs: outputs.clone(),
+            next: 0,
+            open: Vec::new(),
+        }))
     })
 }
 

@@ -2,13 +2,15 @@
 //!
 //! A [`Tensor`] is an immutable, reference-counted, contiguous row-major array; cloning it copies
 //! a handle. It is written in place only while its buffer is unique
-//! ([`Tensor::as_mut_slice`]). This module knows no graph.
+//! ([`Tensor::as_mut_slice`]). A [`Resident`] is a tensor in the memory of a device. This module
+//! knows no graph.
 
 mod array;
 mod buffer;
 mod cast;
 mod dtype;
 mod pool;
+mod resident;
 mod shape;
 mod value;
 
@@ -19,5 +21,6 @@ pub use cast::{Element, cast};
 pub(crate) use cast::{for_dtypes, for_number};
 pub use dtype::DType;
 pub use pool::BufferPool;
+pub use resident::{Event, QueueId, Resident, Signal};
 pub use shape::{Shape, broadcast_shapes, element_count, normalise_axis, strides};
 pub use value::Value;

@@ -2,11 +2,13 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+pub(crate) mod queued;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use brigade::device::{
-    CompiledSegment, CpuDevice, Device, DeviceInfo, Instance, Support, Unavailable,
+    CompiledSegment, CpuDevice, Device, DeviceInfo, Instance, InstanceOptions, Support, Unavailable,
 };
 use brigade::graph::{Fact, Graph, Node};
 use brigade::ops::OpRegistry;
@@ -136,14 +138,14 @@ impl CompiledSegment for CustomSegment {
         self.inner.weight_bytes()
     }
 
-    fn instance(&self) -> Result<Box<dyn Instance>> {
+    fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
         match self.fault {
             Fault::NoInstance(why) => return Err(Error::new(ErrorKind::Device, why)),
             Fault::InstancePanics(why) => panic!("{why}"),
             _ => {}
         }
         self.instances.fetch_add(1, Ordering::SeqCst);
-        Ok(Box::new(CustomInstance { inner: self.inner.instance()?, fault: self.fault }))
+        Ok(Box::new(CustomInstance { inner: self.inner.instance(options)?, fault: self.fault }))
     }
 }
 

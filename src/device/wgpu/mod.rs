@@ -1,0 +1,98 @@
+//! GPUs through wgpu: Vulkan, Metal, Direct3D 12.
+//!
+//! A thin device: products of matrices, convolution, element-wise operators, pooling and copies, in
+//! f32; everything else is refused with its reason and falls back. Kernels are WGSL of our own
+//! (`shader.rs`); a segment becomes launches over buffers for the extents that it meets
+//! (`lower.rs`); an instance has slots of buffers with bindings made beforehand and submits once an
+//! item (`instance.rs`). One thread an adapter waits for completions and does nothing but wake
+//! actors (`context.rs`). NaN and infinities are kept as far as the driver keeps them.
+
+mod context;
+mod instance;
+mod lower;
+mod segment;
+mod shader;
+mod support;
+
+use std::sync::{Arc, OnceLock};
+
+use context::Context;
+
+use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Support, Unavailable};
+use crate::error::Result;
+use crate::graph::{Fact, Graph, Node};
+use crate::ops::{CompileOptions, OpRegistry};
+use crate::passes;
+
+/// An adapter that wgpu knows: `wgpu:0` is the first, hardware before software.
+#[derive(Debug)]
+pub struct WgpuDevice {
+    id: DeviceId,
+    number: u32,
+    ops: OpRegistry,
+    opened: OnceLock<Result<Arc<Context>, String>>,
+}
+
+impl WgpuDevice {
+    /// The adapter with this number. It is opened when it is first asked for something.
+    ///
+    /// # Errors
+    /// Never; whether the adapter is there is what [`Device::probe`] says.
+    pub fn new(number: u32, ops: OpRegistry) -> Result<Self> {
+        Ok(Self { id: DeviceId::new("wgpu", number)?, number, ops, opened: OnceLock::new() })
+    }
+
+    fn context(&self) -> Result<&Arc<Context>, Unavailable> {
+        let opened = self.opened.get_or_init(|| {
+            // A driver that panics is one that is not there.
+            let open = std::panic::AssertUnwindSafe(|| Context::open(self.number));
+            std::panic::catch_unwind(open).unwrap_or_else(|_| Err("its driver panicked".to_owned()))
+        });
+        opened.as_ref().map_err(|reason| Unavailable { reason: reason.clone() })
+    }
+}
+
+impl Device for WgpuDevice {
+    fn id(&self) -> &DeviceId {
+        &self.id
+    }
+
+    fn probe(&self) -> Result<DeviceInfo, Unavailable> {
+        let context = self.context()?;
+        let info = &context.info;
+        let mut features = vec![info.backend.to_str().to_owned()];
+        features.extend([&info.driver, &info.driver_info].into_iter().cloned());
+        features.retain(|f| !f.is_empty());
+        Ok(DeviceInfo {
+            name: info.name.clone(),
+            features,
+            cores: None,
+            memory_bytes: None,
+            lanes: self.lanes(),
+            software: context.is_software(),
+        })
+    }
+
+    fn has_own_memory(&self) -> bool {
+        true
+    }
+
+    fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
+        match self.context() {
+            Ok(context) => support::supports(node, facts, context.binding_limit),
+            Err(why) => Support::No(why.reason),
+        }
+    }
+
+    fn compile(
+        &self,
+        mut graph: Graph,
+        options: &CompileOptions,
+    ) -> Result<Arc<dyn CompiledSegment>> {
+        let context = self.context().map_err(|why| why.into_error(&self.id))?;
+        let named = |e: crate::Error| e.with_device(self.id.to_string());
+        passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;
+        let segment = segment::WgpuSegment::new(Arc::clone(context), graph, self.ops.clone());
+        Ok(Arc::new(segment::Shared(Arc::new(segment.map_err(named)?))))
+    }
+}

@@ -1,0 +1,373 @@
+//! The device `wgpu:0`, on whatever adapter there is: the cases of the operators that it has, and
+//! graphs that it shares with the CPU. Without a driver what is left out is said;
+//! `BRIGADE_REQUIRE_WGPU=1` makes that a failure. Needs the feature `wgpu`.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[allow(dead_code)]
+#[path = "acceptance/models.rs"]
+mod models;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade::device::{CompiledSegment, Device, DeviceInfo, Support, Unavailable, WgpuDevice};
+use brigade::graph::{Fact, Graph, Node};
+use brigade::ops::builder::GraphBuilder;
+use brigade::ops::{OpRegistry, TABLE, infer_graph};
+use brigade::partition::EdgePath;
+use brigade::pipeline::compile_in;
+use brigade::{
+    CompileOptions, DType, DeviceId, DeviceMap, ErrorKind, HeteroExecutable, Pipeline, Registry,
+    Result, Tensor, Value,
+};
+
+fn wgpu() -> DeviceId {
+    "wgpu:0".parse().unwrap()
+}
+
+/// Whether there is an adapter; says what is left out if there is none.
+fn adapter() -> bool {
+    match WgpuDevice::new(0, OpRegistry::default()).unwrap().probe() {
+        Ok(_) => true,
+        Err(why) => {
+            let required = std::env::var_os("BRIGADE_REQUIRE_WGPU").is_some_and(|v| v == "1");
+            assert!(!required, "BRIGADE_REQUIRE_WGPU=1, but wgpu:0 is unavailable: {why}");
+            eprintln!("left out: wgpu:0 is unavailable: {why}");
+            false
+        }
+    }
+}
+
+/// The largest difference that is more than `atol + rtol · |expected|`, in words. Where the
+/// expected element is not finite, drivers may give anything.
+fn differs(got: &Tensor, want: &Tensor, atol: f32, rtol: f32) -> Option<String> {
+    if got.dtype() != want.dtype() || got.shape() != want.shape() {
+        return Some(format!("{}, expected {}", got.describe(), want.describe()));
+    }
+    let (g, w) = (got.as_slice::<f32>().unwrap(), want.as_slice::<f32>().unwrap());
+    let bad = |(i, (g, w)): (usize, (&f32, &f32))| {
+        let off = (g - w).abs();
+        let fails = w.is_finite() && (off.is_nan() || off > atol + rtol * w.abs());
+        fails.then(|| format!("element {i} of {}: {g}, expected {w}", want.describe()))
+    };
+    g.iter().zip(w).enumerate().find_map(bad)
+}
+
+#[test]
+fn every_operator_that_the_device_has_passes_its_cases() {
+    if !adapter() {
+        return;
+    }
+    let registry = Registry::default();
+    let device = registry.device(&wgpu()).unwrap();
+    let (mut ran, mut failures) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    for def in TABLE {
+        for case in (def.cases)() {
+            let (mut graph, feeds) = case.graph().unwrap();
+            if infer_graph(&mut graph, registry.ops()).is_err() {
+                continue;
+            }
+            let fits = graph.nodes().iter().all(|node| {
+                let facts: Vec<Option<Fact>> =
+                    node.inputs.iter().map(|v| v.map(|v| graph.value(v).fact.clone())).collect();
+                device.supports(node, &facts).is_supported()
+            });
+            let floats = case.expected.iter().all(|t| t.dtype() == DType::F32);
+            if !fits || !floats {
+                continue;
+            }
+            let run = || -> Result<Vec<Value>> {
+                let options = CompileOptions::default();
+                compile_in(graph.clone(), &wgpu(), &options, &registry)?.run_values(feeds.clone())
+            };
+            let verdict = match run() {
+                Err(e) => Some(e.to_string()),
+                Ok(outputs) => outputs.iter().zip(&case.expected).find_map(|(got, want)| {
+                    let atol = (case.atol as f32).max(2e-6);
+                    differs(got.tensor().unwrap(), want, atol, (case.rtol as f32).max(2e-5))
+                }),
+            };
+            *ran.entry(def.name).or_default() += 1;
+            if let Some(why) = verdict {
+                failures.push(format!("{} / {}: {why}", def.name, case.name));
+            }
+        }
+    }
+    let cases: usize = ran.values().sum();
+    assert!(failures.is_empty(), "{} of {cases} failed:\n{}", failures.len(), failures.join("\n"));
+    for op in [
+        "Add",
+        "AveragePool",
+        "BatchNormalization",
+        "Clip",
+        "Concat",
+        "Conv",
+        "Div",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "Gemm",
+        "GlobalAveragePool",
+        "HardSigmoid",
+        "HardSwish",
+        "MatMul",
+        "MaxPool",
+        "Mul",
+        "Relu",
+        "Sigmoid",
+        "Sub",
+        "Transpose",
+    ] {
+        assert!(ran.contains_key(op), "no case of {op} ran; those of {ran:?} did");
+    }
+    eprintln!("{cases} cases of {} operators on wgpu:0", ran.len());
+}
+
+#[test]
+fn the_device_says_what_it_is_and_what_it_refuses() {
+    if !adapter() {
+        return;
+    }
+    let device = WgpuDevice::new(0, OpRegistry::default()).unwrap();
+    let info = device.probe().unwrap();
+    assert!(!info.name.is_empty() && info.lanes == 1);
+    assert_eq!(info.rank("wgpu"), if info.software { 2 } else { 0 }, "{info:?}");
+    let absent = WgpuDevice::new(4096, OpRegistry::default()).unwrap();
+    let why = absent.probe().unwrap_err().reason;
+    assert!(why.contains("adapter"), "{why}");
+    let mut g = GraphBuilder::new("g");
+    let x = g.input("x", DType::F32, [2.into()]).unwrap();
+    let y = g.softmax(x, -1).unwrap();
+    let graph = g.finish([("y", y)]).unwrap();
+    let error = compile_in(graph, &wgpu(), &CompileOptions::default(), &Registry::default());
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("no kernel for Softmax"), "{error}");
+}
+
+fn numbers(shape: &[usize], seed: usize) -> Tensor {
+    let n: usize = shape.iter().product();
+    let data = (0..n).map(|i| ((i * 37 + seed * 101 + 11) % 199) as f32 / 100.0 - 0.99);
+    Tensor::new(shape, data.collect()).unwrap()
+}
+
+/// A small CNN with a Softmax in the middle, which the device does not have: two convolutions, a
+/// softmax over the channels, and a convolution of the product of both sides.
+fn cnn() -> Graph {
+    let mut g = GraphBuilder::new("cnn");
+    let x = g.input("x", DType::F32, ["N".into(), 3.into(), 12.into(), 10.into()]).unwrap();
+    let w = |g: &mut GraphBuilder, shape: &[usize], seed| g.constant(numbers(shape, seed)).unwrap();
+    let pads: (&str, brigade::graph::Attribute) = ("pads", vec![1, 1, 1, 1].into());
+    let (w0, b0) = (w(&mut g, &[8, 3, 3, 3], 1), w(&mut g, &[8], 2));
+    let strides = ("strides", vec![2, 1].into());
+    let h = g.op("Conv", &[x, w0, b0], &[pads.clone(), strides]).unwrap();
+    let h = g.op("HardSwish", &[h], &[]).unwrap();
+    let w1 = w(&mut g, &[8, 1, 3, 3], 3);
+    let h = g.op("Conv", &[h, w1], &[pads, ("group", 8.into())]).unwrap();
+    let h = g.relu(h).unwrap();
+    let s = g.softmax(h, 1).unwrap();
+    let h = g.mul(h, s).unwrap();
+    let w2 = w(&mut g, &[5, 8, 1, 1], 4);
+    let h = g.op("Conv", &[h, w2], &[]).unwrap();
+    let h = g.op("GlobalAveragePool", &[h], &[]).unwrap();
+    let y = g.reshape(h, &[-1, 5]).unwrap();
+    g.finish([("y", y)]).unwrap()
+}
+
+fn named(tensor: Tensor) -> Vec<(String, Value)> {
+    vec![("x".to_owned(), tensor.into())]
+}
+
+fn on_cpu(graph: Graph) -> HeteroExecutable {
+    let map = DeviceMap::single(DeviceId::cpu(0));
+    HeteroExecutable::compile(graph, &map, &CompileOptions::default()).unwrap()
+}
+
+/// Streams items and compares them with the sequential executor and, more loosely, with the CPU.
+fn compare(pipeline: &Pipeline, oracle: &HeteroExecutable, items: &[Tensor], atol: f32) {
+    let sequential = pipeline.sequential();
+    let feed = items.iter().map(|t| [("x", t.clone())]);
+    let results: Vec<_> = pipeline.stream(feed).collect();
+    assert_eq!(results.len(), items.len());
+    for (n, (result, input)) in results.into_iter().zip(items).enumerate() {
+        let streamed = result.unwrap();
+        let alone = sequential.run_values(named(input.clone())).unwrap();
+        let expected = oracle.run_values(named(input.clone())).unwrap();
+        for ((s, a), e) in streamed.iter().zip(&alone).zip(&expected) {
+            let (s, a, e) = (s.tensor().unwrap(), a.tensor().unwrap(), e.tensor().unwrap());
+            assert_eq!(differs(s, a, 1e-6, 1e-6), None, "item {n} against the sequential run");
+            assert_eq!(differs(s, e, atol, 1e-4), None, "item {n} against the CPU");
+        }
+    }
+}
+
+#[test]
+fn a_cnn_goes_over_the_gpu_the_cpu_and_the_gpu() {
+    if !adapter() {
+        return;
+    }
+    let oracle = on_cpu(cnn());
+    for in_flight in [1, 2, 5] {
+        let pipeline = Pipeline::builder(cnn())
+            .fallback(wgpu(), DeviceId::cpu(0))
+            .in_flight(in_flight)
+            .trace(1000)
+            .spawn()
+            .unwrap();
+        let devices: Vec<String> =
+            pipeline.sequential().segment_devices().iter().map(ToString::to_string).collect();
+        assert_eq!(devices, ["wgpu:0", "cpu:0", "wgpu:0"]);
+        assert!(
+            pipeline.notices()[0].contains("no kernel for Softmax"),
+            "{:?}",
+            pipeline.notices()
+        );
+        let report = pipeline.sequential().report(&|s| (s == "N").then_some(1));
+        // Scenario 6: the round trip over the CPU is listed with its bytes.
+        assert_eq!(report.round_trips.len(), 1);
+        let bytes = 8 * 6 * 10 * 4;
+        assert_eq!(report.round_trips[0].bytes_out, Some(bytes));
+        assert_eq!(report.round_trips[0].bytes_back, Some(bytes));
+        let mut paths: Vec<EdgePath> = report.boundaries.iter().map(|b| b.path).collect();
+        paths.sort_by_key(ToString::to_string);
+        assert_eq!(paths, [EdgePath::Device, EdgePath::ReadBack, EdgePath::Upload]);
+        // Extents change from item to item.
+        let items: Vec<Tensor> = (0..24).map(|n| numbers(&[1 + n % 3, 3, 12, 10], n)).collect();
+        compare(&pipeline, &oracle, &items, 1e-4);
+    }
+}
+
+#[test]
+fn scenario_14_the_actors_of_both_devices_work_at_once() {
+    if !adapter() {
+        return;
+    }
+    // A software driver may hold a submission up while an earlier one runs, so what is looked at
+    // is our side: the CPU's actor computes while the GPU's has items under way. The strict form,
+    // with devices whose times are known, is in `tests/asynchronous.rs`.
+    let pipeline = Pipeline::builder(cnn())
+        .fallback(wgpu(), DeviceId::cpu(0))
+        .in_flight(6)
+        .trace(1000)
+        .spawn()
+        .unwrap();
+    let items: Vec<_> = (0..60).map(|n| [("x", numbers(&[8, 3, 12, 10], n))]).collect();
+    assert_eq!(pipeline.stream(items).filter(Result::is_ok).count(), 60);
+    let trace = pipeline.trace();
+    assert!(trace.overlap() > Duration::ZERO, "{:?}", pipeline.stats());
+}
+
+#[test]
+fn neighbours_on_the_gpu_hand_tensors_over() {
+    if !adapter() {
+        return;
+    }
+    let mut g = GraphBuilder::new("chain");
+    let x = g.input("x", DType::F32, ["N".into(), 16.into()]).unwrap();
+    let w = g.constant(numbers(&[16, 32], 1)).unwrap();
+    let h = g.matmul(x, w).unwrap();
+    let h = g.tanh(h).unwrap();
+    let w = g.constant(numbers(&[32, 7], 2)).unwrap();
+    let h = g.matmul(h, w).unwrap();
+    let y = g.sigmoid(h).unwrap();
+    let graph = g.finish([("y", y)]).unwrap();
+    let pipeline = Pipeline::builder(graph.clone())
+        .stages(3, &["wgpu:0"])
+        .unwrap()
+        .in_flight(6)
+        .spawn()
+        .unwrap();
+    let report = pipeline.sequential().report(&|_| None);
+    assert_eq!(report.boundaries.len(), 2);
+    assert!(report.boundaries.iter().all(|b| b.path == EdgePath::Device), "{report}");
+    let items: Vec<Tensor> = (0..80).map(|n| numbers(&[1 + n % 5, 16], n)).collect();
+    compare(&pipeline, &on_cpu(graph), &items, 1e-4);
+}
+
+#[test]
+fn what_the_driver_refuses_is_the_error_of_its_item() {
+    if !adapter() {
+        return;
+    }
+    let mut g = GraphBuilder::new("g");
+    let x = g.input("x", DType::F32, ["N".into()]).unwrap();
+    let y = g.relu(x).unwrap();
+    let graph = g.finish([("y", y)]).unwrap();
+    let registry = Registry::default();
+    let run = compile_in(graph, &wgpu(), &CompileOptions::default(), &registry).unwrap();
+    // Larger than what software drivers bind; a large GPU takes it.
+    match run.run_values(named(Tensor::zeros(DType::F32, [36 << 20]).unwrap())) {
+        Ok(_) => {}
+        Err(e) => assert_eq!(e.kind(), ErrorKind::Limit, "{e}"),
+    }
+    let small = Tensor::new([3], vec![-1.0_f32, 0.5, 2.0]).unwrap();
+    let out = run.run_values(named(small)).unwrap();
+    assert_eq!(out[0].tensor().unwrap().as_slice::<f32>().unwrap(), [0.0, 0.5, 2.0]);
+    let empty = Tensor::zeros(DType::F32, [0]).unwrap();
+    assert!(run.run_values(named(empty)).unwrap()[0].tensor().unwrap().is_empty());
+}
+
+/// `wgpu:0` without some operators.
+#[derive(Debug)]
+struct Without {
+    device: WgpuDevice,
+    refuses: &'static [&'static str],
+}
+
+impl Device for Without {
+    fn id(&self) -> &DeviceId {
+        self.device.id()
+    }
+
+    fn probe(&self) -> Result<DeviceInfo, Unavailable> {
+        self.device.probe()
+    }
+
+    fn has_own_memory(&self) -> bool {
+        true
+    }
+
+    fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
+        if self.refuses.contains(&node.op.as_str()) {
+            return Support::No(format!("{} is left out by the test", node.op));
+        }
+        self.device.supports(node, facts)
+    }
+
+    fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>> {
+        self.device.compile(graph, options)
+    }
+}
+
+#[test]
+fn a_real_model_is_the_same_split_over_gpu_and_cpu() {
+    if !adapter() {
+        return;
+    }
+    let Some(model) = models::one("ppocr-cls") else { return };
+    let shape = [1, 3, 48, 192];
+    let graph = model.graph();
+    let input = graph.input_names().next().unwrap().to_owned();
+    assert_eq!(input, "x");
+    let oracle = on_cpu(model.graph());
+    for refuses in [&[][..], &["GlobalAveragePool"][..]] {
+        let device = WgpuDevice::new(0, OpRegistry::default()).unwrap();
+        let registry = Registry::default().with_device(Arc::new(Without { device, refuses }));
+        let pipeline = Pipeline::builder(model.graph())
+            .registry(registry)
+            .fallback(wgpu(), DeviceId::cpu(0))
+            .in_flight(4)
+            .spawn()
+            .unwrap();
+        let report = pipeline.sequential().report(&|s| Some(if s == "?1" { 1 } else { 48 }));
+        let devices: Vec<String> =
+            pipeline.sequential().segment_devices().iter().map(ToString::to_string).collect();
+        let count = devices.len();
+        eprintln!("{count} segments, {} round trips", report.round_trips.len());
+        assert!(devices.windows(3).any(|w| w == ["wgpu:0", "cpu:0", "wgpu:0"]), "{devices:?}");
+        assert!(!report.round_trips.is_empty(), "{report}");
+        let items: Vec<Tensor> = (0..4).map(|n| numbers(&shape, n)).collect();
+        compare(&pipeline, &oracle, &items, 1e-3);
+    }
+}
