@@ -330,6 +330,17 @@ fn failures_name_the_users_thing_and_have_their_exit_code() {
         ("inspect {x}", 1, "numpy array"),
         ("demo --stages 0", 2, "--stages"),
         ("bench", 2, "--synthetic"),
+        ("bench {m} --synthetic a:1ms", 2, "--synthetic"),
+        ("bench --synthetic a:1ms --stages 2", 2, "--stages"),
+        ("bench --synthetic a:1ms --generate 2", 2, "--generate"),
+        ("bench {m} --lanes a=2", 2, "--lanes"),
+        ("bench {m} --rounds 1", 2, "--shape"),
+        ("bench {m} --input {x} --seed 1", 2, "--seed"),
+        ("bench {m} --input {e}", 1, "holds no .npy"),
+        ("bench {m} --case {e}", 1, "holds no case"),
+        ("bench {m} --case {e} --generate 2", 2, "--case"),
+        ("bench {m} --generate 2 --shape image=1,2", 1, "`image`"),
+        ("bench no/such.onnx --generate 2", 1, "no/such.onnx"),
         ("bench --synthetic a:1ms,b:2", 2, "`2`"),
         ("bench --synthetic a:1ms,,b:2ms", 2, "``"),
         ("bench --synthetic a:1ms,b:99s", 2, "`99s`"),
@@ -362,6 +373,7 @@ fn bench_streams_through_synthetic_stages() {
     assert_eq!(document["bottleneck"], "g");
     // A stage is never early, so that these hold on any machine.
     assert!(number("wall_s") >= 0.480 && number("sequential_per_s") <= 100.0);
+    assert!(number("machine_per_s") <= 125.0);
     let achieved = number("throughput_per_s") / number("bound_per_s");
     assert!((number("achieved") - achieved).abs() < 1e-9);
     assert!(achieved > 0.3 && achieved < 1.2, "{achieved}");
@@ -381,6 +393,97 @@ fn bench_streams_through_synthetic_stages() {
     assert!((document["bound_per_s"].as_f64().unwrap() - 250.0).abs() < 1e-6);
     let output = brigade(&words("bench --synthetic a:1ms --items 20", &[]));
     assert!(text(&output.stdout).contains("bottleneck  device a"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn bench_measures_a_model_in_a_closed_loop() {
+    let folder = tempfile::tempdir().unwrap();
+    case(folder.path(), "three", 0, 3, &probabilities(0, 3));
+    case(folder.path(), "one", 40, 1, &probabilities(40, 1));
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 2] = [("m", &model), ("c", folder.path())];
+    let line =
+        "bench {m} --case {c} --stages 2 --items 12 --in-flight 3 --rounds 2 --warmup 4 --json";
+    let output = brigade(&words(line, &paths));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document = json(&output);
+    assert_eq!((&document["items"], &document["in_flight"]), (&12.into(), &3.into()));
+    assert_eq!((&document["rounds"], &document["pool"]), (&2.into(), &2.into()));
+    assert_eq!((&document["bit_equal"], &document["steady"]), (&true.into(), &true.into()));
+    let cases = document["cases"].as_array().unwrap();
+    let names: Vec<&str> = cases.iter().map(|c| c["case"].as_str().unwrap()).collect();
+    assert_eq!(names, ["one", "three"]);
+    assert!(cases.iter().all(|c| c["status"] == "passed"));
+    for field in ["throughput_per_s", "wall_s", "sequential_per_s", "bound_per_s", "achieved"] {
+        assert!(document[field].as_f64().unwrap() > 0.0, "{field}");
+    }
+    let latency = &document["latency_us"];
+    let percentiles = ["p50", "p90", "p95", "p99", "p99.9", "max"];
+    let micros: Vec<f64> = percentiles.iter().map(|p| latency[p].as_f64().unwrap()).collect();
+    assert!(micros[0] > 0.0 && micros.is_sorted(), "{micros:?}");
+    // No item takes longer than the run that it is part of, by far.
+    assert!(micros[0] < document["wall_s"].as_f64().unwrap() * 1e6);
+    assert!(document["bottleneck"].as_str().unwrap().starts_with("cpu:"));
+    let actors = document["actors"].as_array().unwrap();
+    assert_eq!((actors.len(), &actors[1]["device"]), (2, &"cpu:1".into()));
+    let [low, high] = ["low", "high"].map(|e| document["throughput_interval"][e].as_f64().unwrap());
+    assert!(low <= high);
+    let verdicts = ["faster", "slower", "no difference"];
+    assert!(verdicts.contains(&document["streaming_is"].as_str().unwrap()));
+    let whole = &document["replicas_of_whole"];
+    assert_eq!(whole["replicas"], 2);
+    assert!(whole["throughput_per_s"].as_f64().unwrap() > 0.0);
+    assert!(document["load"]["total_s"].as_f64().unwrap() > 0.0);
+    if cfg!(target_os = "linux") {
+        assert!(document["memory"]["growth_bytes"].as_u64().unwrap() > 100_000);
+    }
+    assert_eq!(document["each_round"].as_array().unwrap().len(), 2);
+
+    // An item is a micro-batch; one round tells no difference.
+    let line = "bench {m} --generate 2 --seed 3 --shape image=6,1,8,8 --micro-batch 2 --items 6 \
+                --rounds 1 --replicas-of-whole 0 --json";
+    let document = json(&brigade(&words(line, &paths)));
+    assert_eq!((&document["pool"], &document["micro_batch"]), (&6.into(), &2.into()));
+    assert_eq!(document["streaming_is"], "unknown");
+    assert_eq!(document["replicas_of_whole"], Value::Null);
+    let line = "bench {m} --shape image=1,1,8,8 --stages 2 --items 8 --rounds 2";
+    let table = text(&brigade(&words(line, &paths)).stdout);
+    for part in ["throughput", "sequential", "whole", "bound", "latency", "memory", "items/s  ["] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+}
+
+#[test]
+fn bench_checks_what_came_out() {
+    let folder = tempfile::tempdir().unwrap();
+    case(folder.path(), "wrong", 0, 1, &probabilities(2, 1));
+    let model = digits("digits.onnx");
+    let paths: [(&str, &Path); 2] = [("m", &model), ("c", folder.path())];
+    let line = "bench {m} --case {c} --items 4 --rounds 1 --replicas-of-whole 0 --json";
+    let output = brigade(&words(line, &paths));
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(json(&output)["cases"][0]["status"], "failed");
+    assert!(text(&output.stderr).contains("case `wrong`"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn scenario_40_a_difference_inside_the_noise_is_no_difference() {
+    // One segment streamed is the sequential run: whatever the noise, no round can tell them apart
+    // by much, and the statement agrees with the intervals that are printed.
+    let model = digits("digits.onnx");
+    let line = "bench {m} --shape image=1,1,8,8 --items 20 --rounds 4 --replicas-of-whole 0 --json";
+    let document = json(&brigade(&words(line, &[("m", &model)])));
+    let end = |of: &str, end: &str| document[of][end].as_f64().unwrap();
+    let (streamed, sequential) = ("throughput_interval", "sequential_interval");
+    let wanted = if end(streamed, "low") > end(sequential, "high") {
+        "faster"
+    } else if end(streamed, "high") < end(sequential, "low") {
+        "slower"
+    } else {
+        "no difference"
+    };
+    assert_eq!(document["streaming_is"], wanted);
+    assert_eq!(document["each_round"].as_array().unwrap().len(), 4);
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) const fn new(waker: StageWaker) -> Self {
+    pub(crate) fn new(waker: StageWaker) -> Self {
         Self { count: AtomicUsize::new(0), waker }
     }
 

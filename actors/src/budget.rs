@@ -12,7 +12,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) const fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { limit, used: Mutex::new(0), freed: Condvar::new(), peak: AtomicUsize::new(0) }
     }
 

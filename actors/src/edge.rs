@@ -30,16 +30,16 @@ pub(crate) enum Taker<P> {
 }
 
 impl<P: Payload> Engine<P> {
-    /// Hands `payload` to everybody who takes it; the last one gets the handle itself.
-    pub(crate) fn send(self: &Arc<Self>, to: &[Target<P>], item: &Arc<Item<P>>, payload: P) {
+    /// Hands `payload` to everybody who takes it; the last one gets the handles themselves.
+    pub(crate) fn send(self: &Arc<Self>, to: &[Target<P>], item: Arc<Item<P>>, payload: P) {
         if let Some((last, rest)) = to.split_last() {
             if self.credits.weighs() {
                 // Every taker holds a handle, and gives it back on its own.
                 let bytes = payload.bytes().saturating_mul(to.len());
-                self.hold_bytes(item, bytes);
+                self.hold_bytes(&item, bytes);
             }
             for target in rest {
-                self.deliver(target, item, Ok(payload.share()));
+                self.deliver(target, Arc::clone(&item), Ok(payload.share()));
             }
             self.deliver(last, item, Ok(payload));
         }
@@ -63,32 +63,36 @@ impl<P: Payload> Engine<P> {
         error: &ItemError,
     ) {
         for target in to {
-            self.deliver(target, item, Err(error.clone()));
+            self.deliver(target, Arc::clone(item), Err(error.clone()));
         }
     }
 
-    fn deliver(self: &Arc<Self>, target: &Target<P>, item: &Arc<Item<P>>, delivery: Delivery<P>) {
+    fn deliver(self: &Arc<Self>, target: &Target<P>, item: Arc<Item<P>>, delivery: Delivery<P>) {
         let meter = &self.edges[target.edge].meter;
         match &target.to {
-            Taker::Only { actor, inbox } => {
-                meter.send(Some(&self.actors[*actor].meter.taken));
+            Taker::Only { inbox, .. } => {
+                meter.send(None);
                 // Never blocks: an inbox has room for every item that can be in flight. An inbox
                 // whose actor has ended belongs to a stopped pipeline, whose items are settled.
-                let _ = inbox.send(Message::Packet(Arc::clone(item), delivery));
+                let _ = inbox.send(Message::Packet(item, delivery));
             }
             Taker::Join { actor, join, port, inbox } => {
-                meter.send(Some(&self.actors[*actor].meter.taken));
+                meter.send(Some(self.taken(*actor)));
                 if item.cells.fill(*join, *port, Some(delivery)) {
-                    let _ = inbox.send(Message::Ready(Arc::clone(item)));
+                    let _ = inbox.send(Message::Ready(item));
                 }
             }
             Taker::Collect { slot, inbox } => {
                 meter.send(None);
-                self.absorb(*slot, inbox, item, Part::One(delivery));
+                self.absorb(*slot, inbox, &item, Part::One(delivery));
             }
             Taker::Sink { port } => {
                 meter.send(None);
-                self.leave(*port, item, Part::One(delivery));
+                if self.sink.ports == 1 && matches!(item.lineage, Lineage::Root) {
+                    self.finish_with(&item, delivery);
+                } else {
+                    self.leave(*port, &item, Part::One(delivery));
+                }
             }
         }
     }

@@ -1,10 +1,10 @@
 //! What the handle, the source, the actors and the sink of one pipeline share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::task::Waker;
 #[cfg(feature = "control")]
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
 use crate::cpu::{CpuBudget, CpuStats};
@@ -13,7 +13,7 @@ use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Bell, Flags};
-use crate::item::{Item, Outcome, Shape};
+use crate::item::{Admission, Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
@@ -26,7 +26,8 @@ use crate::payload::Payload;
 use crate::queue::Queue;
 use crate::region::{ROOT, RegionId};
 use crate::sync::{
-    Arc, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread, wait_until,
+    Apart, Arc, AtomicU32, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread,
+    wait_until,
 };
 use crate::topology::InPort;
 use crate::trace::{Ring, Trace, TraceActor};
@@ -36,7 +37,7 @@ use crate::weight::Total;
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
-    pub(crate) credits: Credits,
+    pub(crate) credits: Apart<Credits>,
     /// The most items that may ever be in flight: what inboxes have room for.
     pub(crate) capacity: usize,
     pub(crate) queue: Queue<P>,
@@ -47,7 +48,9 @@ pub(crate) struct Engine<P> {
     /// Adapts the number in flight, if that was asked for.
     tuner: Option<Tuner>,
     pub(crate) watch: Option<Watch>,
-    pub(crate) flight: Flight<P>,
+    pub(crate) flight: Apart<Flight<P>>,
+    /// How long a caller looks for a result before it sleeps.
+    pub(crate) spin: Duration,
     /// For each source port, who takes from it.
     pub(crate) sources: Vec<Vec<Target<P>>>,
     /// The root first.
@@ -69,7 +72,8 @@ pub(crate) struct Engine<P> {
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     exits: Exits,
-    counts: Counts,
+    admitted: Apart<AtomicU64>,
+    counts: Apart<Counts>,
 }
 
 /// One region of the topology, while it runs.
@@ -77,7 +81,7 @@ pub(crate) struct Region<P> {
     /// What its items are made with.
     pub(crate) shape: Shape,
     /// Items that entered so far: announced before they are sent.
-    pub(crate) entered: AtomicU64,
+    pub(crate) entered: Apart<AtomicU64>,
     /// The fan-out whose children flow here, and its budget.
     pub(crate) budget: Option<(usize, Arc<Budget>)>,
     /// Where its items leave it.
@@ -122,19 +126,16 @@ pub(crate) struct ActorCell<P> {
 pub(crate) struct LaneHold {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) seat: Arc<Seat>,
-    state: Mutex<Hold>,
+    /// `FREE`, `HELD`, or held by a thread that was left behind.
+    state: AtomicU32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
-    Free,
-    Held,
-    /// Held by a thread that was left behind.
-    Poisoned,
-}
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const POISONED: u32 = 2;
 
 pub(crate) struct EdgeCell {
-    pub(crate) meter: EdgeMeter,
+    pub(crate) meter: Apart<EdgeMeter>,
     pub(crate) from: String,
     pub(crate) to: String,
     /// The actor by the number of its first replica, as everywhere in the engine.
@@ -146,7 +147,6 @@ pub(crate) struct EdgeCell {
 
 #[derive(Default)]
 struct Counts {
-    admitted: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
     filtered: AtomicU64,
@@ -159,6 +159,7 @@ pub(crate) struct Wiring<P> {
     pub(crate) name: String,
     pub(crate) bounds: Bounds,
     pub(crate) capacity: usize,
+    pub(crate) spin: Duration,
     pub(crate) queue: Queue<P>,
     pub(crate) ways: Ways,
     pub(crate) tuner: Option<Tuner>,
@@ -182,7 +183,9 @@ impl<P: 'static> Engine<P> {
         Self {
             name: wiring.name,
             origin: wiring.origin,
-            credits: Credits::new(wiring.bounds),
+            flight: Apart(Flight::new(wiring.capacity.saturating_add(wiring.queue.capacity))),
+            spin: wiring.spin,
+            credits: Apart(Credits::new(wiring.bounds)),
             capacity: wiring.capacity,
             queue: wiring.queue,
             bytes: Total::default(),
@@ -190,7 +193,6 @@ impl<P: 'static> Engine<P> {
             ways: wiring.ways,
             tuner: wiring.tuner,
             watch: wiring.watch,
-            flight: Flight::default(),
             sources: wiring.sources,
             regions: wiring.regions,
             sink: wiring.sink,
@@ -205,7 +207,8 @@ impl<P: 'static> Engine<P> {
             notices: wiring.notices,
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
-            counts: Counts::default(),
+            admitted: Apart::default(),
+            counts: Apart::default(),
         }
     }
 
@@ -244,12 +247,9 @@ impl<P: 'static> Engine<P> {
     }
 
     /// Counts an admission and gives it its place in flight.
-    pub(crate) fn enter(
-        &self,
-        make: impl FnOnce(Seq, usize) -> Item<P>,
-    ) -> Result<Arc<Item<P>>, ItemError> {
-        let item = self.flight.insert(make)?;
-        self.counts.admitted.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn enter(&self, admission: Admission<P>) -> Result<Arc<Item<P>>, ItemError> {
+        let item = self.flight.insert(admission, &self.regions[ROOT].shape)?;
+        self.admitted.fetch_add(1, Ordering::Relaxed);
         Ok(item)
     }
 
@@ -259,30 +259,28 @@ impl<P: 'static> Engine<P> {
         let complete = outcome.is_ok();
         let filtered = matches!(&outcome, Err(error) if error.is_filtered());
         let failed = !complete && !filtered;
-        let (_, wakeups) = item.settle(outcome, |first| {
-            self.flight.remove(item).then(|| {
-                self.count_result(item, failed || !first);
-                let filtered = filtered && first;
-                self.counts.filtered.fetch_add(u64::from(filtered), Ordering::Relaxed);
-                let charge = if self.credits.weighs() {
-                    item.weight.retire(complete && first, &self.bytes, &self.credits)
-                } else {
-                    0
-                };
-                self.credits.release(charge)
-            })
+        let wakeups = item.result.conclude(outcome, |first| {
+            self.count_result(item, failed || !first);
+            if filtered && first {
+                self.counts.filtered.fetch_add(1, Ordering::Relaxed);
+            }
+            let charge = if self.credits.weighs() {
+                item.weight.retire(complete && first, &self.bytes, &self.credits)
+            } else {
+                0
+            };
+            self.credits.release(charge)
         });
+        if item.stream.is_some() {
+            self.flight.forget(item);
+        }
         wakeups
     }
 
     /// Gives an item that holds no credit its result.
     pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
         item.leave_queue();
-        item.settle(Err(error), |_| {
-            if self.flight.remove(item) {
-                self.count_result(item, true);
-            }
-        });
+        item.result.conclude(Err(error), |_| self.count_result(item, true));
     }
 
     fn count_result(&self, item: &Item<P>, failed: bool) {
@@ -346,11 +344,21 @@ impl<P: 'static> Engine<P> {
         match cell.taker {
             _ if cell.gathers => 0,
             InPort::Actor { actor, .. } => {
-                let taken = self.actors[actor].meter.taken.load(Ordering::Relaxed);
-                cell.meter.snapshot().0.saturating_sub(taken)
+                cell.meter.snapshot().0.saturating_sub(self.taken(actor))
             }
             InPort::Sink(_) => 0,
         }
+    }
+
+    /// An actor, by its first replica, and the others.
+    fn replicas(&self, first: usize) -> &[ActorCell<P>] {
+        self.actors.get(first..).map_or(&[], |rest| &rest[..rest.len().min(rest[0].replicas)])
+    }
+
+    /// Items that an actor took, whichever replica did.
+    pub(crate) fn taken(&self, first: usize) -> u64 {
+        let replicas = self.replicas(first).iter();
+        replicas.map(|cell| cell.meter.taken.load(Ordering::Relaxed)).sum()
     }
 
     /// Whether an edge arrives at this actor.
@@ -396,7 +404,13 @@ impl<P: 'static> Engine<P> {
             })
             .collect();
         let edges = self.edges.iter().enumerate().map(|(number, edge)| {
-            let (sent, peak) = edge.meter.snapshot();
+            let (sent, mut peak) = edge.meter.snapshot();
+            if let InPort::Actor { actor, .. } = edge.taker
+                && !edge.gathers
+            {
+                let peaks = self.replicas(actor).iter().map(|cell| cell.meter.peak());
+                peak = peaks.fold(peak, u64::max);
+            }
             EdgeStats {
                 from: edge.from.clone(),
                 to: edge.to.clone(),
@@ -432,7 +446,7 @@ impl<P: 'static> Engine<P> {
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
             admission: self.admission(),
-            admitted: self.counts.admitted.load(Ordering::Relaxed),
+            admitted: self.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
             filtered: self.counts.filtered.load(Ordering::Relaxed),
@@ -506,13 +520,19 @@ impl<P: Payload> Engine<P> {
     }
 
     /// Puts an admitted item's inputs onto its edges. Never blocks.
-    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, inputs: impl Iterator<Item = P>) {
+    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, mut inputs: Vec<P>) {
         self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
-        for (targets, payload) in self.sources.iter().zip(inputs) {
-            self.send(targets, item, payload);
+        let last = inputs.pop();
+        for (targets, payload) in self.sources.iter().zip(inputs.drain(..)) {
+            self.send(targets, Arc::clone(item), payload);
+        }
+        // The item cannot be finished before its last payload is sent: its result finds the vector.
+        item.result.lend(inputs);
+        if let (Some(targets), Some(payload)) = (self.sources.last(), last) {
+            self.send(targets, Arc::clone(item), payload);
         }
     }
 }
@@ -525,14 +545,15 @@ impl<P> Engine<P> {
 }
 
 impl LaneHold {
-    pub(crate) const fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
-        Self { lanes, seat, state: Mutex::new(Hold::Free) }
+    pub(crate) fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
+        Self { lanes, seat, state: AtomicU32::new(FREE) }
     }
 
-    pub(crate) fn try_acquire(&self) -> bool {
-        let held = self.lanes.try_acquire(&self.seat);
+    /// Takes a lane at `now`, if one is free.
+    pub(crate) fn try_acquire(&self, now: Instant) -> bool {
+        let held = self.lanes.try_acquire(&self.seat, now);
         if held {
-            *lock(&self.state) = Hold::Held;
+            self.state.store(HELD, Ordering::Release);
         }
         held
     }
@@ -540,93 +561,115 @@ impl LaneHold {
     pub(crate) fn acquire(&self, seq: Seq, stop: impl Fn() -> bool) -> Grant {
         let grant = self.lanes.acquire(&self.seat, seq, stop);
         if grant == Grant::Held {
-            *lock(&self.state) = Hold::Held;
+            self.state.store(HELD, Ordering::Release);
         }
         grant
     }
 
-    pub(crate) fn release(&self) {
-        let before = std::mem::replace(&mut *lock(&self.state), Hold::Free);
-        if before == Hold::Poisoned {
+    /// Gives the lane back at `now`, if one is held.
+    pub(crate) fn release(&self, now: Instant) {
+        let before = self.state.swap(FREE, Ordering::AcqRel);
+        if before == POISONED {
             self.lanes.cure();
         }
-        if before != Hold::Free {
-            self.lanes.release();
+        if before != FREE {
+            self.lanes.release(now);
         }
     }
 
     fn poison(&self) {
-        let mut state = lock(&self.state);
-        if *state == Hold::Held {
-            *state = Hold::Poisoned;
+        let marked =
+            self.state.compare_exchange(HELD, POISONED, Ordering::AcqRel, Ordering::Acquire);
+        if marked.is_ok() {
             self.lanes.poison();
         }
     }
 }
 
-/// The items in flight: what a stop has to settle.
+/// The items in flight: what a stop has to settle. The sink does not come here: it marks an item as
+/// retired, and an admission takes one that is marked and that nobody holds for the next item.
 pub(crate) struct Flight<P>(Mutex<Table<P>>);
 
 struct Table<P> {
-    slots: Vec<Option<Arc<Item<P>>>>,
-    free: Vec<usize>,
+    /// In flight or retired, about in the order of their admission.
+    items: VecDeque<Arc<Item<P>>>,
+    /// How many are kept where many retired ones are still held, by tickets.
+    most: usize,
     next_seq: u64,
     closed: Option<ItemError>,
 }
 
-impl<P> Default for Flight<P> {
-    fn default() -> Self {
-        Self(Mutex::new(Table { slots: Vec::new(), free: Vec::new(), next_seq: 0, closed: None }))
-    }
-}
+/// How many items an admission looks at before it makes a new one.
+const LOOKS: usize = 4;
 
 impl<P> Flight<P> {
-    fn insert(&self, make: impl FnOnce(Seq, usize) -> Item<P>) -> Result<Arc<Item<P>>, ItemError> {
+    /// A table for at most `capacity` items in flight.
+    fn new(capacity: usize) -> Self {
+        // Callers may have as many results to take as items in flight.
+        let most = capacity.saturating_mul(2).saturating_add(LOOKS);
+        let items = VecDeque::new();
+        Self(Mutex::new(Table { items, most, next_seq: 0, closed: None }))
+    }
+
+    fn insert(&self, admission: Admission<P>, shape: &Shape) -> Result<Arc<Item<P>>, ItemError> {
         let mut table = lock(&self.0);
         if let Some(cause) = &table.closed {
             return Err(cause.clone());
         }
-        let slot = match table.free.pop() {
-            Some(slot) => slot,
-            None => {
-                table.slots.push(None);
-                table.slots.len() - 1
-            }
-        };
-        let item = Arc::new(make(Seq::new(table.next_seq), slot));
+        let seq = Seq::new(table.next_seq);
         table.next_seq += 1;
-        table.slots[slot] = Some(Arc::clone(&item));
+        let item = table.renewed(seq, admission, shape);
+        table.items.push_back(Arc::clone(&item));
         Ok(item)
     }
 
-    /// Takes an item out; true for the one call that does.
-    fn remove(&self, item: &Item<P>) -> bool {
+    /// Takes an item out that must not be kept: one of a stream would keep what the stream carries.
+    fn forget(&self, item: &Item<P>) {
         let mut table = lock(&self.0);
-        let Some(place) = table.slots.get_mut(item.slot) else {
-            return false;
-        };
-        let here = place.as_ref().is_some_and(|other| other.seq == item.seq);
-        if here {
-            *place = None;
-            table.free.push(item.slot);
-        }
-        here
+        let place = table.items.iter().position(|other| other.seq == item.seq);
+        let forgotten = place.and_then(|place| table.items.remove(place));
+        drop(table);
+        drop(forgotten);
     }
 
     fn all(&self) -> Vec<Arc<Item<P>>> {
-        lock(&self.0).slots.iter().flatten().cloned().collect()
+        let table = lock(&self.0);
+        table.items.iter().filter(|item| !item.result.is_retired()).cloned().collect()
     }
 
     /// The lowest number in flight.
     pub(crate) fn oldest(&self) -> Option<Seq> {
-        lock(&self.0).slots.iter().flatten().map(|item| item.seq).min()
+        let table = lock(&self.0);
+        let left = table.items.iter().filter(|item| !item.result.is_retired());
+        left.map(|item| item.seq).min()
     }
 
+    /// Takes no more items, and retires those that are left.
     fn close(&self, cause: &ItemError) -> Vec<Arc<Item<P>>> {
         let mut table = lock(&self.0);
         table.closed.get_or_insert_with(|| cause.clone());
-        table.free.clear();
-        std::mem::take(&mut table.slots).into_iter().flatten().collect()
+        std::mem::take(&mut table.items).into_iter().filter(|item| item.result.retire()).collect()
+    }
+}
+
+impl<P> Table<P> {
+    /// An item of which nobody has a handle, used before or new.
+    fn renewed(&mut self, seq: Seq, admission: Admission<P>, shape: &Shape) -> Arc<Item<P>> {
+        for _ in 0..LOOKS.min(self.items.len()) {
+            let Some(mut item) = self.items.pop_front() else {
+                break;
+            };
+            if let Some(unheld) = Arc::get_mut(&mut item)
+                && unheld.result.is_retired()
+            {
+                unheld.renew(seq, admission, shape);
+                return item;
+            }
+            if self.items.len() < self.most || !item.result.is_retired() {
+                self.items.push_back(item);
+            }
+        }
+        Arc::new(Item::new(seq, admission, shape))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The one place where an actor waits.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::packet::{Message, Work};
 use crate::sync::{
     Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded, recv_either,
+    spin_until,
 };
 
 /// What an actor is asked to look at before its next firing.
@@ -70,6 +71,10 @@ pub(crate) struct Inbox<P> {
     /// replica, so each has a channel of its own besides.
     items: Option<Shared<P>>,
     bell: Arc<Bell<P>>,
+    /// How long a wait looks for a message before it sleeps.
+    spin: Duration,
+    /// Places for items.
+    capacity: usize,
 }
 
 /// The inbox that the replicas of an actor share.
@@ -91,22 +96,27 @@ pub(crate) enum Next<P> {
 
 impl<P> Inbox<P> {
     /// An inbox that holds `capacity` packets and the wake token.
-    pub(crate) fn new(capacity: usize) -> (Self, Sender<Message<P>>, Arc<Bell<P>>) {
+    pub(crate) fn new(capacity: usize, spin: Duration) -> (Self, Sender<Message<P>>, Arc<Bell<P>>) {
         let (sender, receiver) = bounded(capacity + 1);
         let bell = Arc::new(Bell {
             flags: Flags::default(),
             pending: AtomicBool::new(false),
             sender: sender.clone(),
         });
-        (Self { receiver, items: None, bell: Arc::clone(&bell) }, sender, bell)
+        (Self { receiver, items: None, bell: Arc::clone(&bell), spin, capacity }, sender, bell)
     }
 
     /// The inboxes of `replicas` replicas: what is sent goes to one of them, and each has a bell of
     /// its own.
-    pub(crate) fn shared(capacity: usize, replicas: usize) -> (Vec<Self>, Sender<Message<P>>) {
+    pub(crate) fn shared(
+        capacity: usize,
+        spin: Duration,
+        replicas: usize,
+    ) -> (Vec<Self>, Sender<Message<P>>) {
         let (sender, receiver) = bounded(capacity);
         let inbox = |_| {
-            let (mut inbox, _, _) = Self::new(0);
+            let (mut inbox, _, _) = Self::new(0, spin);
+            inbox.capacity = capacity;
             inbox.items = Some(Shared { receiver: receiver.clone(), sender: sender.clone() });
             inbox
         };
@@ -149,9 +159,26 @@ impl<P> Inbox<P> {
         received.map(|message| self.sort(message))
     }
 
+    /// Messages that lie in the inbox.
+    pub(crate) fn level(&self) -> usize {
+        match &self.items {
+            // Without the wake token, which may be there.
+            None => self.receiver.len().min(self.capacity),
+            Some(shared) => shared.receiver.len(),
+        }
+    }
+
     /// Waits for the next message, at most until `deadline`; from a shared inbox only if `items`
-    /// are wanted.
+    /// are wanted. Looks for it for a while before it sleeps.
     pub(crate) fn next(&self, items: bool, deadline: Option<Instant>) -> Next<P> {
+        let mut found = None;
+        spin_until(self.spin, || {
+            found = self.try_next(items);
+            found.is_some()
+        });
+        if let Some(found) = found {
+            return found;
+        }
         let received = match (self.items.as_ref().filter(|_| items), deadline) {
             (None, None) => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
             (None, Some(deadline)) => self.receiver.recv_deadline(deadline),
@@ -222,18 +249,25 @@ impl fmt::Debug for StageWaker {
 mod tests {
     use super::*;
     use crate::error::ItemError;
-    use crate::item::{Item, Shape};
+    use crate::item::{Admission, Item, Shape};
     use crate::packet::Seq;
 
     fn work(seq: u64) -> Work<i64> {
-        let item = Item::new(Seq::new(seq), 0, None, None, &Shape::default(), Instant::now());
+        let admission = Admission {
+            deadline: None,
+            stream: None,
+            admitted: Instant::now(),
+            queued: false,
+            start_by: None,
+        };
+        let item = Item::new(Seq::new(seq), admission, &Shape::default());
         let inputs = Err(ItemError::failed("late"));
         Work { item: Arc::new(item), inputs, children: Vec::new(), tries: 0 }
     }
 
     #[test]
     fn a_token_reaches_the_replica_that_it_is_for_and_items_any_of_them() {
-        let (inboxes, sender) = Inbox::<i64>::shared(2, 3);
+        let (inboxes, sender) = Inbox::<i64>::shared(2, Duration::ZERO, 3);
         inboxes[1].bell().ring(Flags::POLL);
         assert!(inboxes[0].try_next(true).is_none());
         assert!(inboxes[2].try_next(true).is_none());
@@ -246,7 +280,7 @@ mod tests {
 
     #[test]
     fn what_a_replica_gives_back_the_others_find() {
-        let (inboxes, sender) = Inbox::<i64>::shared(1, 2);
+        let (inboxes, sender) = Inbox::<i64>::shared(1, Duration::ZERO, 2);
         let _ = sender.send(Message::Gathered(work(7)));
         let Some(Next::Message(Message::Gathered(taken))) = inboxes[0].try_next(true) else {
             panic!("nothing arrived");
@@ -256,7 +290,7 @@ mod tests {
             panic!("nothing was given back");
         };
         assert_eq!(found.item.seq, Seq::new(7));
-        let (single, _sender, _) = Inbox::<i64>::new(1);
+        let (single, _sender, _) = Inbox::<i64>::new(1, Duration::ZERO);
         assert!(single.give_back(work(8)).is_err());
     }
 }

@@ -1,7 +1,6 @@
 //! One item: its number, where it comes from, its matching cells, and the cell that its result goes
 //! into.
 
-use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use crate::batch::Live;
@@ -11,26 +10,24 @@ use crate::gather::Gather;
 use crate::join::{Cells, Join};
 use crate::packet::Seq;
 use crate::region::{ROOT, RegionId};
+use crate::result::ResultCell;
 use crate::state::Carried;
-use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use crate::weight::Weight;
 
 /// The result of an item: one payload per sink port, or why there is none.
 pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
 
 /// What every packet of an item points to.
+///
+/// An item is used again once nobody holds it: see [`Flight`](crate::engine::Flight).
 pub(crate) struct Item<P> {
     pub(crate) seq: Seq,
     pub(crate) deadline: Option<Instant>,
     pub(crate) stream: Option<Arc<Carried<P>>>,
-    pub(crate) cells: Cells<P>,
-    /// Where the lists of its children are gathered.
-    pub(crate) gathers: Box<[Mutex<Gather<P>>]>,
     /// The region that it flows in.
     pub(crate) region: RegionId,
     pub(crate) lineage: Lineage<P>,
-    /// Its place in the table of items in flight.
-    pub(crate) slot: usize,
     pub(crate) admitted: Instant,
     pub(crate) weight: Weight,
     /// When it has waited too long in the queue.
@@ -38,8 +35,10 @@ pub(crate) struct Item<P> {
     /// It waits in the queue in front of the credits.
     queued: AtomicBool,
     cancelled: AtomicBool,
-    result: Mutex<ResultCell<P>>,
-    settled: Condvar,
+    pub(crate) cells: Cells<P>,
+    /// Where the lists of its children are gathered.
+    pub(crate) gathers: Box<[Mutex<Gather<P>>]>,
+    pub(crate) result: ResultCell<P>,
 }
 
 /// Where an item comes from.
@@ -61,47 +60,51 @@ pub(crate) struct Shape {
     pub(crate) gathers: usize,
 }
 
-/// The one-shot cell between the sink and a ticket.
-enum ResultCell<P> {
-    Empty(Option<Waker>),
-    Full(Outcome<P>),
-    Taken,
+/// What an admission says about the item that it makes.
+pub(crate) struct Admission<P> {
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) stream: Option<Arc<Carried<P>>>,
+    pub(crate) admitted: Instant,
+    /// It has to wait in the queue first, until `start_by` at most.
+    pub(crate) queued: bool,
+    pub(crate) start_by: Option<Instant>,
 }
 
 impl<P> Item<P> {
     /// An item of the source.
-    pub(crate) fn new(
-        seq: Seq,
-        slot: usize,
-        deadline: Option<Instant>,
-        stream: Option<Arc<Carried<P>>>,
-        shape: &Shape,
-        admitted: Instant,
-    ) -> Self {
+    pub(crate) fn new(seq: Seq, admission: Admission<P>, shape: &Shape) -> Self {
         Self {
             seq,
-            deadline,
-            stream,
-            cells: Cells::new(&shape.joins),
-            gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
+            deadline: admission.deadline,
+            stream: admission.stream,
+            admitted: admission.admitted,
             region: ROOT,
             lineage: Lineage::Root,
-            slot,
-            admitted,
             weight: Weight::default(),
-            start_by: None,
-            queued: AtomicBool::new(false),
+            start_by: admission.start_by,
+            queued: AtomicBool::new(admission.queued),
             cancelled: AtomicBool::new(false),
-            result: Mutex::new(ResultCell::Empty(None)),
-            settled: Condvar::new(),
+            cells: Cells::new(&shape.joins),
+            gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
+            result: ResultCell::new(),
         }
     }
 
-    /// The same item, waiting in the queue until `start_by` at most.
-    pub(crate) fn in_queue(mut self, start_by: Option<Instant>) -> Self {
-        self.start_by = start_by;
-        self.queued = AtomicBool::new(true);
-        self
+    /// Makes another item of the source of this one, of the same shape.
+    pub(crate) fn renew(&mut self, seq: Seq, admission: Admission<P>, shape: &Shape) {
+        self.seq = seq;
+        self.deadline = admission.deadline;
+        self.stream = admission.stream;
+        self.admitted = admission.admitted;
+        self.weight = Weight::default();
+        self.start_by = admission.start_by;
+        self.queued.store(admission.queued, Ordering::Relaxed);
+        self.cancelled.store(false, Ordering::Relaxed);
+        self.cells.renew(&shape.joins);
+        for gather in &self.gathers {
+            *lock(gather) = Gather::default();
+        }
+        self.result.renew();
     }
 
     pub(crate) fn leave_queue(&self) {
@@ -133,8 +136,14 @@ impl<P> Item<P> {
         budget: &Arc<Budget>,
     ) -> Arc<Self> {
         let place = u32::try_from(index).unwrap_or(u32::MAX);
-        let (seq, stream) = (parent.seq.child(place), parent.stream.clone());
-        let mut child = Self::new(seq, usize::MAX, parent.deadline, stream, shape, parent.admitted);
+        let admission = Admission {
+            deadline: parent.deadline,
+            stream: parent.stream.clone(),
+            admitted: parent.admitted,
+            queued: false,
+            start_by: None,
+        };
+        let mut child = Self::new(parent.seq.child(place), admission, shape);
         child.region = region;
         let (parent, budget) = (Arc::clone(parent), Arc::clone(budget));
         child.lineage = Lineage::Child { parent, index, budget };
@@ -152,7 +161,14 @@ impl<P> Item<P> {
         let seq = members.first().map_or(Seq::new(0), |first| first.seq);
         let deadlines = members.iter().map(|member| member.deadline);
         let deadline = deadlines.reduce(|one, other| Some(one?.max(other?))).flatten();
-        let mut batch = Self::new(seq, usize::MAX, deadline, None, shape, Instant::now());
+        let admission = Admission {
+            deadline,
+            stream: None,
+            admitted: Instant::now(),
+            queued: false,
+            start_by: None,
+        };
+        let mut batch = Self::new(seq, admission, shape);
         batch.region = region;
         live.one_more();
         let live = Arc::clone(live);
@@ -191,32 +207,10 @@ impl<P> Item<P> {
         }
     }
 
-    /// Puts the result into the cell; only the first one counts. `meanwhile` runs before anybody
-    /// can see the result, so what it releases is free once the result is seen.
-    pub(crate) fn settle<R>(
-        &self,
-        outcome: Outcome<P>,
-        meanwhile: impl FnOnce(bool) -> R,
-    ) -> (bool, R) {
-        let mut cell = lock(&self.result);
-        let first = matches!(*cell, ResultCell::Empty(_));
-        let released = meanwhile(first);
-        if !first {
-            return (false, released);
-        }
-        let before = std::mem::replace(&mut *cell, ResultCell::Full(outcome));
-        self.settled.notify_all();
-        drop(cell);
-        if let ResultCell::Empty(Some(waker)) = before {
-            waker.wake();
-        }
-        (true, released)
-    }
-
     /// Settles with an error and lets the actors skip the item. True if it had no result yet.
     pub(crate) fn abort(&self, error: ItemError) -> bool {
         self.cancelled.store(true, Ordering::Release);
-        self.settle(Err(error.at(None, self.seq)), |_| ()).0
+        self.result.settle(Err(error.at(None, self.seq)))
     }
 
     /// Why an actor need not compute this item any more.
@@ -243,47 +237,6 @@ impl<P> Item<P> {
     pub(crate) fn expired(&self) -> ItemError {
         ItemError::new(ErrorKind::Expired, "the deadline of the item passed").at(None, self.seq)
     }
-
-    pub(crate) fn is_settled(&self) -> bool {
-        !matches!(*lock(&self.result), ResultCell::Empty(_))
-    }
-
-    /// Takes the result if it is there.
-    pub(crate) fn try_take(&self) -> Option<Outcome<P>> {
-        lock(&self.result).take()
-    }
-
-    /// Takes the result, waiting for it until `deadline`.
-    pub(crate) fn take_until(&self, deadline: Option<Instant>) -> Option<Outcome<P>> {
-        let mut cell = lock(&self.result);
-        loop {
-            if let Some(outcome) = cell.take() {
-                return Some(outcome);
-            }
-            let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if over || matches!(*cell, ResultCell::Taken) {
-                return None;
-            }
-            cell = wait_until(&self.settled, cell, deadline);
-        }
-    }
-
-    /// Takes the result for a future.
-    pub(crate) fn poll_take(&self, context: &Context<'_>) -> Poll<Outcome<P>> {
-        let mut cell = lock(&self.result);
-        if let Some(outcome) = cell.take() {
-            return Poll::Ready(outcome);
-        }
-        match &mut *cell {
-            ResultCell::Empty(Some(waker)) => waker.clone_from(context.waker()),
-            ResultCell::Empty(none) => *none = Some(context.waker().clone()),
-            ResultCell::Full(_) | ResultCell::Taken => {
-                let message = "the result of this ticket was taken before";
-                return Poll::Ready(Err(ItemError::new(ErrorKind::Invalid, message)));
-            }
-        }
-        Poll::Pending
-    }
 }
 
 impl<P> Drop for Item<P> {
@@ -293,18 +246,6 @@ impl<P> Drop for Item<P> {
             Lineage::Root => {}
             Lineage::Child { budget, .. } => budget.release(),
             Lineage::Batch { live, .. } => live.one_less(),
-        }
-    }
-}
-
-impl<P> ResultCell<P> {
-    fn take(&mut self) -> Option<Outcome<P>> {
-        match std::mem::replace(self, Self::Taken) {
-            Self::Full(outcome) => Some(outcome),
-            other => {
-                *self = other;
-                None
-            }
         }
     }
 }

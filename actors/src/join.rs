@@ -35,6 +35,16 @@ impl<P> Cells<P> {
         }
     }
 
+    /// Empties the cells for another item.
+    pub(crate) fn renew(&mut self, joins: &[Join]) {
+        for cell in &self.cells {
+            *lock(cell) = None;
+        }
+        for (missing, join) in self.missing.iter().zip(joins) {
+            missing.store(join.ports, Ordering::Relaxed);
+        }
+    }
+
     /// Fills a port; `None` fills it with nothing but the fact that it was reached. True for the
     /// one call that completes the match.
     pub(crate) fn fill(&self, join: Join, port: usize, delivery: Option<Delivery<P>>) -> bool {

@@ -19,11 +19,13 @@ pub(crate) struct Lanes {
 struct State {
     total: usize,
     held: usize,
-    /// Lanes held by threads that were left behind.
-    poisoned: usize,
+    /// Lanes held by threads that were left behind. A thread may come back before it was counted.
+    poisoned: isize,
     waiting: Vec<Waiter>,
     turn: u64,
     served: HashMap<u64, u64>,
+    /// The pipeline that was served last.
+    last: Option<u64>,
     /// Holders that know it: a lane that was given to a sleeping actor is held before it computes.
     computing: usize,
     busy_since: Option<Instant>,
@@ -78,6 +80,7 @@ impl Lanes {
                 waiting: Vec::new(),
                 turn: 0,
                 served: HashMap::new(),
+                last: None,
                 computing: 0,
                 busy_since: None,
                 busy: Duration::ZERO,
@@ -85,13 +88,13 @@ impl Lanes {
         })
     }
 
-    /// Takes a lane without waiting, if one is free.
-    pub(crate) fn try_acquire(&self, seat: &Seat) -> bool {
+    /// Takes a lane at `now` without waiting, if one is free.
+    pub(crate) fn try_acquire(&self, seat: &Seat, now: Instant) -> bool {
         let mut state = lock(&self.state);
         let free = state.held < state.total && state.waiting.is_empty();
         if free {
             state.take(seat.pipeline);
-            state.compute();
+            state.compute(now);
         }
         free
     }
@@ -101,17 +104,17 @@ impl Lanes {
         let mut state = lock(&self.state);
         if state.held < state.total && state.waiting.is_empty() {
             state.take(seat.pipeline);
-            state.compute();
+            state.compute(Instant::now());
             return Grant::Held;
         }
         state.waiting.push(Waiter { seat: Arc::clone(seat), seq });
         loop {
             if seat.granted.swap(false, Ordering::AcqRel) {
-                state.compute();
+                state.compute(Instant::now());
                 return Grant::Held;
             }
             let stopped = stop();
-            if stopped || (state.poisoned > 0 && state.poisoned == state.total) {
+            if stopped || (state.poisoned > 0 && state.poisoned.unsigned_abs() == state.total) {
                 state.waiting.retain(|waiter| !Arc::ptr_eq(&waiter.seat, seat));
                 return if stopped { Grant::Stopped } else { Grant::Poisoned };
             }
@@ -131,15 +134,15 @@ impl Lanes {
         lock(&self.state).total
     }
 
-    /// Gives a lane back.
-    pub(crate) fn release(&self) {
+    /// Gives a lane back at `now`.
+    pub(crate) fn release(&self, now: Instant) {
         let mut state = lock(&self.state);
         state.held = state.held.saturating_sub(1);
         state.computing = state.computing.saturating_sub(1);
         if state.computing == 0
             && let Some(since) = state.busy_since.take()
         {
-            state.busy += since.elapsed();
+            state.busy += now.saturating_duration_since(since);
         }
         state.grant();
     }
@@ -163,27 +166,32 @@ impl Lanes {
     /// A thread that had been left behind came back: its lane counts again.
     pub(crate) fn cure(&self) {
         let mut state = lock(&self.state);
-        state.poisoned = state.poisoned.saturating_sub(1);
+        state.poisoned -= 1;
     }
 
     /// Lanes in all, lanes held, lanes poisoned, and the time in which at least one was used.
     pub(crate) fn snapshot(&self, now: Instant) -> (usize, usize, usize, Duration) {
         let state = lock(&self.state);
         let running = state.busy_since.map(|since| now.saturating_duration_since(since));
-        (state.total, state.held, state.poisoned, state.busy + running.unwrap_or_default())
+        let poisoned = state.poisoned.max(0).unsigned_abs();
+        (state.total, state.held, poisoned, state.busy + running.unwrap_or_default())
     }
 }
 
 impl State {
     fn take(&mut self, pipeline: u64) {
         self.held += 1;
-        self.turn += 1;
-        self.served.insert(pipeline, self.turn);
+        // The one that was served last stays so: a device of one pipeline keeps no order.
+        if self.last != Some(pipeline) {
+            self.turn += 1;
+            self.served.insert(pipeline, self.turn);
+            self.last = Some(pipeline);
+        }
     }
 
-    fn compute(&mut self) {
+    fn compute(&mut self, now: Instant) {
         self.computing += 1;
-        self.busy_since.get_or_insert_with(Instant::now);
+        self.busy_since.get_or_insert(now);
     }
 
     /// The smallest key comes first.
@@ -213,7 +221,7 @@ mod tests {
     fn the_lane_goes_to_the_most_downstream_actor_then_to_the_lowest_item() {
         let lanes = Lanes::new("g", 1);
         let holder = Seat::new(0, 9);
-        assert!(lanes.try_acquire(&holder));
+        assert!(lanes.try_acquire(&holder, Instant::now()));
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for (height, seq) in [(2, 0), (0, 7), (1, 3), (0, 4)] {
@@ -223,14 +231,14 @@ mod tests {
                     let seat = Seat::new(0, height);
                     assert_eq!(lanes.acquire(&seat, Seq::new(seq), || false), Grant::Held);
                     lock(order).push((height, seq));
-                    lanes.release();
+                    lanes.release(Instant::now());
                 });
                 while lock(&lanes.state).waiting.len() == before {
                     std::thread::yield_now();
                 }
             }
             assert!(lanes.gives_way(&holder, Seq::new(0)));
-            lanes.release();
+            lanes.release(Instant::now());
         });
         assert_eq!(*lock(&order), [(0, 4), (0, 7), (1, 3), (2, 0)]);
         assert_eq!(lanes.snapshot(Instant::now()).1, 0);
@@ -239,7 +247,7 @@ mod tests {
     #[test]
     fn a_stopped_waiter_and_a_poisoned_lane_end_the_wait() {
         let lanes = Lanes::new("g", 1);
-        assert!(lanes.try_acquire(&Seat::new(0, 0)));
+        assert!(lanes.try_acquire(&Seat::new(0, 0), Instant::now()));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let stopped = scope.spawn(|| {

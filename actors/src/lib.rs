@@ -86,10 +86,13 @@ mod packet;
 mod payload;
 mod pipeline;
 mod queue;
+#[cfg(all(test, loom))]
+mod races;
 mod region;
 mod registry;
 mod reorder;
 mod replica;
+mod result;
 mod sink;
 mod source;
 mod spawn;

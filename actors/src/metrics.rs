@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuStats;
 use crate::depth::Work;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, thread};
 use crate::watch::Stall;
 
 /// What an actor is doing. At each instant it is exactly one of these, so they add up to wall time.
@@ -22,99 +22,169 @@ pub(crate) enum Phase {
     Busy = 3,
 }
 
-/// The account of one actor.
+/// The account of one actor. Its thread alone writes it, so that writing needs neither a lock nor an
+/// atomic exchange; `version` is odd meanwhile, and a reader that met a write reads again.
+#[repr(align(128))]
 pub(crate) struct Meter {
-    book: Mutex<Book>,
-    /// Items that left the actor's inbox, whichever replica took them.
-    pub(crate) taken: Arc<AtomicU64>,
-}
-
-#[derive(Clone)]
-struct Book {
-    phase: Phase,
-    since: Instant,
-    totals: [Duration; 4],
-    items: u64,
-    errors: u64,
-    skipped: u64,
-    restarts: u64,
-    retries: u64,
-    service: Duration,
-    service_min: Option<Duration>,
-    service_max: Duration,
+    origin: Instant,
+    version: AtomicU64,
+    phase: AtomicUsize,
+    /// When the phase began. Times are nanoseconds since `origin`.
+    since: AtomicU64,
+    totals: [AtomicU64; 4],
+    items: AtomicU64,
+    errors: AtomicU64,
+    skipped: AtomicU64,
+    restarts: AtomicU64,
+    retries: AtomicU64,
+    service: AtomicU64,
+    service_min: AtomicU64,
+    service_max: AtomicU64,
+    /// Items that left the actor's inbox.
+    pub(crate) taken: AtomicU64,
+    /// The most that lay in the inbox.
+    peak: AtomicU64,
 }
 
 impl Meter {
-    pub(crate) fn new(now: Instant, taken: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(origin: Instant) -> Self {
         Self {
-            book: Mutex::new(Book {
-                phase: Phase::Other,
-                since: now,
-                totals: [Duration::ZERO; 4],
-                items: 0,
-                errors: 0,
-                skipped: 0,
-                restarts: 0,
-                retries: 0,
-                service: Duration::ZERO,
-                service_min: None,
-                service_max: Duration::ZERO,
-            }),
-            taken,
+            origin,
+            version: AtomicU64::new(0),
+            phase: AtomicUsize::new(Phase::Other as usize),
+            since: AtomicU64::new(0),
+            totals: std::array::from_fn(|_| AtomicU64::new(0)),
+            items: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+            service: AtomicU64::new(0),
+            service_min: AtomicU64::new(u64::MAX),
+            service_max: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
         }
     }
 
     /// Enters a phase, and gives the instant.
     pub(crate) fn enter(&self, phase: Phase) -> Instant {
-        let mut book = lock(&self.book);
         let now = Instant::now();
-        let spent = now.saturating_duration_since(book.since);
-        let place = book.phase as usize;
-        book.totals[place] += spent;
-        book.phase = phase;
-        book.since = now;
+        self.enter_at(phase, now);
         now
     }
 
-    /// Counts a firing that took `service`.
-    pub(crate) fn fired(&self, service: Duration, failed: bool) {
-        let mut book = lock(&self.book);
-        book.items += 1;
-        book.errors += u64::from(failed);
-        book.service += service;
-        book.service_min = Some(book.service_min.map_or(service, |min| min.min(service)));
-        book.service_max = book.service_max.max(service);
+    /// Enters a phase at `now`.
+    pub(crate) fn enter_at(&self, phase: Phase, now: Instant) {
+        self.write(|| self.turn(phase, now));
+    }
+
+    /// Enters `phase` at `ended`, the end of a firing that began at `started`.
+    pub(crate) fn fired(
+        &self,
+        started: Instant,
+        ended: Instant,
+        failed: bool,
+        phase: Option<Phase>,
+    ) {
+        let service = nanos(ended.saturating_duration_since(started));
+        self.write(|| {
+            if let Some(phase) = phase {
+                self.turn(phase, ended);
+            }
+            add(&self.items, 1);
+            add(&self.errors, u64::from(failed));
+            add(&self.service, service);
+            let min = self.service_min.load(Ordering::Relaxed).min(service);
+            self.service_min.store(min, Ordering::Relaxed);
+            let max = self.service_max.load(Ordering::Relaxed).max(service);
+            self.service_max.store(max, Ordering::Relaxed);
+        });
+    }
+
+    /// Counts an item out of an inbox that held `level`.
+    pub(crate) fn took(&self, level: usize) {
+        add(&self.taken, 1);
+        let level = level as u64;
+        if level > self.peak.load(Ordering::Relaxed) {
+            self.peak.store(level, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes an item out of the count that was put back for another replica.
+    pub(crate) fn put_back(&self) {
+        self.taken.store(self.taken.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+    }
+
+    /// The most items that ever lay in the inbox.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
     }
 
     /// Counts an item that passed as an error.
     pub(crate) fn skipped(&self) {
-        lock(&self.book).skipped += 1;
+        add(&self.skipped, 1);
     }
 
     pub(crate) fn restarted(&self) {
-        lock(&self.book).restarts += 1;
+        add(&self.restarts, 1);
+    }
+
+    fn turn(&self, phase: Phase, now: Instant) {
+        let now = nanos(now.saturating_duration_since(self.origin));
+        let spent = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        add(&self.totals[self.phase.load(Ordering::Relaxed)], spent);
+        self.phase.store(phase as usize, Ordering::Relaxed);
+        self.since.store(now, Ordering::Relaxed);
+    }
+
+    fn write(&self, change: impl FnOnce()) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        change();
+        self.version.store(version + 2, Ordering::Release);
+    }
+
+    /// The phase, its begin, and the totals, all of one moment.
+    fn phases(&self) -> (usize, u64, [u64; 4]) {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let phase = self.phase.load(Ordering::Relaxed);
+            let since = self.since.load(Ordering::Relaxed);
+            let totals = std::array::from_fn(|place| self.totals[place].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && before == self.version.load(Ordering::Relaxed) {
+                return (phase, since, totals);
+            }
+            thread::yield_now();
+        }
     }
 
     /// Counts an item that is given to its stage once more.
     pub(crate) fn retried(&self) {
-        lock(&self.book).retries += 1;
+        add(&self.retries, 1);
     }
 
     /// What the actor is doing, and since when.
     pub(crate) fn doing(&self) -> (Phase, Instant) {
-        let book = lock(&self.book);
-        (book.phase, book.since)
+        let (phase, since, _) = self.phases();
+        let phases = [Phase::Other, Phase::Starved, Phase::Blocked, Phase::Busy];
+        (phases[phase], self.origin + Duration::from_nanos(since))
     }
 
     /// What the actor has done until `now`.
     pub(crate) fn work(&self, now: Instant) -> Work {
-        let book = lock(&self.book);
-        let running = match book.phase {
-            Phase::Busy => now.saturating_duration_since(book.since),
-            _ => Duration::ZERO,
-        };
-        let busy = book.totals[Phase::Busy as usize] + running;
-        Work { items: book.items, busy, service: book.service }
+        let (phase, since, totals) = self.phases();
+        let mut busy = totals[Phase::Busy as usize];
+        if phase == Phase::Busy as usize {
+            busy += nanos(now.saturating_duration_since(self.origin)).saturating_sub(since);
+        }
+        Work {
+            items: self.items.load(Ordering::Relaxed),
+            busy: Duration::from_nanos(busy),
+            service: Duration::from_nanos(self.service.load(Ordering::Relaxed)),
+        }
     }
 
     pub(crate) fn snapshot(
@@ -124,30 +194,36 @@ impl Meter {
         device: &str,
         now: Instant,
     ) -> ActorStats {
-        let mut book = lock(&self.book).clone();
-        let place = book.phase as usize;
-        book.totals[place] += now.saturating_duration_since(book.since);
-        let time = |phase: Phase| nanos(book.totals[phase as usize]);
+        let (phase, since, mut totals) = self.phases();
+        let now = nanos(now.saturating_duration_since(self.origin));
+        totals[phase] += now.saturating_sub(since);
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let min = read(&self.service_min);
         ActorStats {
             name: name.to_owned(),
             actor: actor.to_owned(),
             device: device.to_owned(),
             threads: 0,
             core: None,
-            items: book.items,
-            errors: book.errors,
-            skipped: book.skipped,
-            restarts: book.restarts,
-            retries: book.retries,
-            busy_ns: time(Phase::Busy),
-            starved_ns: time(Phase::Starved),
-            blocked_ns: time(Phase::Blocked),
-            other_ns: time(Phase::Other),
-            service_sum_ns: nanos(book.service),
-            service_min_ns: nanos(book.service_min.unwrap_or_default()),
-            service_max_ns: nanos(book.service_max),
+            items: read(&self.items),
+            errors: read(&self.errors),
+            skipped: read(&self.skipped),
+            restarts: read(&self.restarts),
+            retries: read(&self.retries),
+            busy_ns: totals[Phase::Busy as usize],
+            starved_ns: totals[Phase::Starved as usize],
+            blocked_ns: totals[Phase::Blocked as usize],
+            other_ns: totals[Phase::Other as usize],
+            service_sum_ns: read(&self.service),
+            service_min_ns: if min == u64::MAX { 0 } else { min },
+            service_max_ns: read(&self.service_max),
         }
     }
+}
+
+/// Adds to a count that the calling thread alone writes.
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
 /// The account of one edge.
@@ -158,12 +234,12 @@ pub(crate) struct EdgeMeter {
 }
 
 impl EdgeMeter {
-    /// Counts an item into the edge, in front of an actor that has taken `taken` items.
-    pub(crate) fn send(&self, taken: Option<&AtomicU64>) {
+    /// Counts an item into the edge, in front of a join that has taken `taken` items. What lies in
+    /// the inbox of an actor with one port is counted by the actor.
+    pub(crate) fn send(&self, taken: Option<u64>) {
         let sent = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(taken) = taken {
-            self.peak
-                .fetch_max(sent.saturating_sub(taken.load(Ordering::Relaxed)), Ordering::Relaxed);
+            self.peak.fetch_max(sent.saturating_sub(taken), Ordering::Relaxed);
         }
     }
 

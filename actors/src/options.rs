@@ -57,6 +57,7 @@ pub struct Options {
     pub(crate) stop_timeout: Duration,
     pub(crate) build_timeout: Option<Duration>,
     pub(crate) trace: usize,
+    pub(crate) spin: Duration,
     pub(crate) children: usize,
     pub(crate) child_bytes: usize,
 }
@@ -87,6 +88,7 @@ impl Options {
             stop_timeout: Duration::from_secs(5),
             build_timeout: None,
             trace: 0,
+            spin: Duration::ZERO,
             children: 64,
             child_bytes: 1 << 30,
         }
@@ -332,6 +334,14 @@ impl Options {
     /// How many events are recorded per actor; the last ones are kept. 0 records nothing.
     pub const fn trace(mut self, events: usize) -> Self {
         self.trace = events;
+        self
+    }
+
+    /// How long an actor polls its inbox, and a caller its ticket, before the thread sleeps: a thread
+    /// that sleeps takes some 20 µs to wake, one that polls less than one. It burns a core for that
+    /// long after each item and no longer. Zero, the default, sleeps at once.
+    pub const fn spin(mut self, time: Duration) -> Self {
+        self.spin = time;
         self
     }
 }

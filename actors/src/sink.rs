@@ -10,7 +10,23 @@ use crate::sync::{Arc, lock};
 impl<P: Payload> Engine<P> {
     /// Every port of the sink holds the item: no actor will touch it any more.
     pub(crate) fn finish(self: &Arc<Self>, item: &Arc<Item<P>>) {
-        let mut outcome = self.gather(item);
+        self.conclude(item, self.gather(item));
+    }
+
+    /// The one port of the sink holds the item.
+    pub(crate) fn finish_with(self: &Arc<Self>, item: &Arc<Item<P>>, delivery: Delivery<P>) {
+        let outcome = match delivery {
+            Ok(payload) => {
+                let mut outputs = item.result.borrow();
+                outputs.push(payload);
+                Ok(outputs)
+            }
+            Err(error) => Err(error.at(None, item.seq)),
+        };
+        self.conclude(item, outcome);
+    }
+
+    fn conclude(self: &Arc<Self>, item: &Arc<Item<P>>, mut outcome: Outcome<P>) {
         if outcome.is_ok() && item.late() {
             outcome = Err(item.expired());
         }
@@ -25,7 +41,7 @@ impl<P: Payload> Engine<P> {
     }
 
     fn gather(&self, item: &Item<P>) -> Outcome<P> {
-        let mut outputs = Vec::with_capacity(self.sinks);
+        let mut outputs = item.result.borrow();
         let mut errors = Vec::new();
         let mut missing = false;
         for port in 0..self.sink.ports {

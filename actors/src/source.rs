@@ -6,11 +6,10 @@ use std::time::Instant;
 use crate::credit::{Ask, Place};
 use crate::engine::Engine;
 use crate::error::{ItemError, PushError, PushErrorKind};
-use crate::item::Item;
+use crate::item::{Admission, Item};
 use crate::options::WhenFull;
 use crate::payload::Payload;
 use crate::queue::Offered;
-use crate::region::ROOT;
 use crate::state::Carried;
 use crate::sync::Arc;
 
@@ -126,7 +125,7 @@ impl<P: Payload> Engine<P> {
     ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
         match self.enter_flight(deadline, None, bytes, charge) {
             Ok(item) => {
-                self.inject(&item, inputs.into_iter());
+                self.inject(&item, inputs);
                 Ok(item)
             }
             Err(kind) => Err(PushError::new(kind, inputs)),
@@ -168,11 +167,9 @@ impl<P: Payload> Engine<P> {
         bytes: usize,
         charge: usize,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
-        let admitted = Instant::now();
-        let shape = &self.regions[ROOT].shape;
-        let entered =
-            self.enter(|seq, slot| Item::new(seq, slot, deadline, stream, shape, admitted));
-        match entered {
+        let admission =
+            Admission { deadline, stream, admitted: Instant::now(), queued: false, start_by: None };
+        match self.enter(admission) {
             Ok(item) => {
                 item.weight.admit(bytes, charge);
                 Ok(item)
@@ -190,10 +187,12 @@ impl<P: Payload> Engine<P> {
         deadline: Option<Instant>,
         start_by: Option<Instant>,
     ) -> Result<Arc<Item<P>>, ItemError> {
-        let admitted = Instant::now();
-        let shape = &self.regions[ROOT].shape;
-        self.enter(|seq, slot| {
-            Item::new(seq, slot, deadline, None, shape, admitted).in_queue(start_by)
+        self.enter(Admission {
+            deadline,
+            stream: None,
+            admitted: Instant::now(),
+            queued: true,
+            start_by,
         })
     }
 }

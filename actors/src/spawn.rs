@@ -25,7 +25,7 @@ use crate::queue::Queue;
 use crate::region::{Kind, ROOT, RegionId, Regions};
 use crate::replica::SharedFactory;
 use crate::sync::{
-    Arc, AtomicU64, AtomicUsize, Mutex, Ordering, RecvTimeoutError, Sender, bounded, thread,
+    Apart, Arc, AtomicU64, AtomicUsize, Mutex, Ordering, RecvTimeoutError, Sender, bounded, thread,
 };
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
@@ -353,7 +353,7 @@ impl<P> Ends<P> {
             });
             Region {
                 shape: self.layout.shapes[region].clone(),
-                entered: AtomicU64::new(0),
+                entered: Apart(AtomicU64::new(0)),
                 budget: match regions.kinds[region] {
                     Kind::Children { actor, .. } => {
                         Some((self.firsts[actor], Arc::new(Budget::new(children))))
@@ -411,7 +411,7 @@ fn wire<P: Payload>(
     });
     let mut ends = Ends { inboxes: Vec::new(), layout, firsts: firsts.collect() };
     let edge_cells = edges.iter().map(|edge| EdgeCell {
-        meter: EdgeMeter::default(),
+        meter: Apart(EdgeMeter::default()),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
         taker: ends.by_thread(edge.to),
@@ -431,10 +431,10 @@ fn wire<P: Payload>(
     for (number, spec) in actors.iter().enumerate() {
         let (doors, sender) = match spec.replicas {
             1 => {
-                let (inbox, sender, _) = Inbox::new(room(number));
+                let (inbox, sender, _) = Inbox::new(room(number), options.spin);
                 (vec![inbox], sender)
             }
-            replicas => Inbox::shared(room(number), replicas),
+            replicas => Inbox::shared(room(number), options.spin, replicas),
         };
         ends.inboxes.push(sender);
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
@@ -452,7 +452,6 @@ fn wire<P: Payload>(
             devices.push(Arc::clone(&device_lanes));
         }
         let device: Arc<str> = Arc::from(spec.device.as_str());
-        let taken = Arc::default();
         for (replica, (inbox, name)) in doors.iter().zip(spec.thread_names()).enumerate() {
             let lanes = Arc::clone(&device_lanes);
             asks.push(Ask {
@@ -467,7 +466,7 @@ fn wire<P: Payload>(
                 replica,
                 device: Arc::clone(&device),
                 bell: Arc::clone(inbox.bell()),
-                meter: Meter::new(origin, Arc::clone(&taken)),
+                meter: Meter::new(origin),
                 ring: Ring::new(options.trace),
                 lane: LaneHold::new(lanes, Seat::new(pipeline, spec.height)),
                 threads: 0,
@@ -490,6 +489,7 @@ fn wire<P: Payload>(
         name,
         bounds,
         capacity,
+        spin: options.spin,
         ways: ways(&actors, &edges, &ends.firsts),
         tuner: options.adapt.then(|| Tuner::new(bounds.items, capacity, asks.len(), origin)),
         watch: options.watch.map(Watch::new),

@@ -154,10 +154,11 @@ struct Function<F>(F);
 
 impl<P, F: FnMut(Vec<P>) -> Result<Vec<P>, ItemError>> Stage<P> for Function<F> {
     fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        let outputs = (self.0)(firing.inputs)?;
-        for (port, payload) in outputs.into_iter().enumerate() {
+        let mut outputs = (self.0)(firing.inputs)?;
+        for (port, payload) in outputs.drain(..).enumerate() {
             out.emit(port, payload);
         }
+        out.recycle(outputs);
         Ok(())
     }
 }

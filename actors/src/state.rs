@@ -174,7 +174,7 @@ impl<P: Payload> Carried<P> {
                     .and_then(|()| complete(inputs, engine.sources.len())),
             };
             match bound {
-                Ok(inputs) => return engine.inject(&item, inputs.into_iter()),
+                Ok(inputs) => return engine.inject(&item, inputs),
                 Err(error) => {
                     let error = error.at(None, item.seq);
                     lock(&self.state).lost.get_or_insert(error.clone());

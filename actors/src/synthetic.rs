@@ -215,6 +215,13 @@ impl Synthetic {
         self
     }
 
+    /// The same with other draws, and with the same account: stage `n` of several that are alike.
+    /// Number 0 draws as this one does.
+    pub fn nth(&self, n: u64) -> Self {
+        let seed = if n == 0 { self.seed } else { mix(self.seed ^ mix(n)) };
+        self.clone().seed(seed)
+    }
+
     /// What the first try of item `item` will be.
     #[must_use]
     pub fn draw(&self, item: u64) -> Draw {
@@ -265,7 +272,7 @@ impl Synthetic {
         let began = Instant::now();
         let draw = self.start(item);
         let ended = sleep_until(began + draw.total());
-        self.settle(item, draw, began, ended)
+        self.settle(item, draw, ended.saturating_duration_since(began))
     }
 
     /// What the coming try of an item will be.
@@ -276,15 +283,17 @@ impl Synthetic {
         self.draw_try(item, tries)
     }
 
-    /// Books a firing, and lets it have its fate.
-    fn settle(
-        &self,
-        item: u64,
-        draw: Draw,
-        began: Instant,
-        ended: Instant,
-    ) -> Result<(), ItemError> {
-        let service = ended.saturating_duration_since(began);
+    /// Books a firing that took `service`, and lets it have its fate: the end of a firing that was
+    /// waited for by hand.
+    ///
+    /// # Errors
+    ///
+    /// If the item is to fail.
+    ///
+    /// # Panics
+    ///
+    /// If the item is to panic.
+    pub fn settle(&self, item: u64, draw: Draw, service: Duration) -> Result<(), ItemError> {
         {
             let mut account = lock(&self.account);
             let times = &mut account.times;
@@ -352,6 +361,11 @@ const fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The number of an item, for the draw; that of a child is its own.
+fn key(seq: Seq) -> u64 {
+    seq.path().iter().fold(seq.number(), |key, place| mix(key ^ mix(u64::from(*place))))
+}
+
 /// Emits inputs as outputs for the open firing `seq`.
 fn pass_on<P: Payload>(mut inputs: Vec<P>, outputs: usize, seq: Seq, out: &mut Outbox<P>) {
     let count = inputs.len();
@@ -377,7 +391,7 @@ struct Direct {
 
 impl<P: Payload> Stage<P> for Direct {
     fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        self.spec.work(firing.seq.number())?;
+        self.spec.work(key(firing.seq))?;
         pass_on(firing.inputs, self.outputs, firing.seq, out);
         Ok(())
     }
@@ -416,7 +430,7 @@ impl<P: Payload> Stage<P> for Queued<P> {
     }
 
     fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        let draw = self.spec.start(firing.seq.number());
+        let draw = self.spec.start(key(firing.seq));
         let began = Instant::now().max(self.free[0]);
         let mut due = began;
         let times = [draw.transfer_in, draw.compute, draw.transfer_out];
@@ -435,7 +449,7 @@ impl<P: Payload> Stage<P> for Queued<P> {
         while self.open.front().is_some_and(|pending| pending.due <= Instant::now())
             && let Some(Pending { seq, inputs, draw, began, .. }) = self.open.pop_front()
         {
-            match self.spec.settle(seq.number(), draw, began, Instant::now()) {
+            match self.spec.settle(key(seq), draw, began.elapsed()) {
                 Ok(()) => pass_on(inputs, self.outputs, seq, out),
                 Err(error) => out.fail(seq, error),
             }

@@ -39,7 +39,7 @@ impl<P: Payload> Ticket<P> {
     /// True once the result is there (or was taken).
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.item.is_settled()
+        self.item.result.is_settled()
     }
 
     /// Waits for the result. Ends at the item's deadline, if it has one, and when the pipeline
@@ -68,7 +68,7 @@ impl<P: Payload> Ticket<P> {
         if let Some(old) = self.item.queued_until()
             && earliest.is_none_or(|earliest| old < earliest)
         {
-            let outcome = self.item.take_until(Some(old));
+            let outcome = self.item.result.take_until(Some(old), self.engine.spin);
             if outcome.is_some() {
                 return outcome;
             }
@@ -78,18 +78,18 @@ impl<P: Payload> Ticket<P> {
         if let Some(deadline) = self.item.deadline
             && until.is_none_or(|until| deadline <= until)
         {
-            let outcome = self.item.take_until(Some(deadline));
+            let outcome = self.item.result.take_until(Some(deadline), self.engine.spin);
             if outcome.is_some() {
                 return outcome;
             }
             self.give_up(self.item.expired());
         }
-        self.item.take_until(until)
+        self.item.result.take_until(until, self.engine.spin)
     }
 
     /// Takes the result if it is there. `None` before, and after it was taken.
     pub fn try_take(&mut self) -> Option<Result<Vec<P>, ItemError>> {
-        self.item.try_take()
+        self.item.result.try_take()
     }
 
     /// Gives the item up: its result is an error of kind [`ErrorKind::Cancelled`], unless it was
@@ -109,7 +109,13 @@ impl<P: Payload> Future for Ticket<P> {
     type Output = Result<Vec<P>, ItemError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.item.poll_take(context)
+        self.item.result.poll_take(context)
+    }
+}
+
+impl<P: Payload> Drop for Ticket<P> {
+    fn drop(&mut self) {
+        self.item.result.forsake();
     }
 }
 

@@ -97,6 +97,8 @@ pub(crate) struct Actor<P> {
     pub(crate) backlog: VecDeque<Work<P>>,
     restarts: Restarts,
     attempt: usize,
+    /// The clock as it was read when the last wait ended, until something happens that takes time.
+    now: Option<Instant>,
 }
 
 /// One more handle on what a child left.
@@ -118,7 +120,7 @@ impl<P: Payload> Drop for Exit<P> {
             let message = format!("the thread of actor `{name}` panicked outside its stage");
             engine.stop(PipelineState::Failed, &ItemError::new(ErrorKind::StageDown, message));
         }
-        engine.actors[*me].lane.release();
+        engine.actors[*me].lane.release(Instant::now());
         engine.exits().ended(*me);
     }
 }
@@ -144,6 +146,7 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
         backlog: VecDeque::new(),
         restarts: Restarts::default(),
         attempt: 0,
+        now: None,
     };
     let built = actor.build();
     let failed = built.is_err();
@@ -228,6 +231,7 @@ impl<P: Payload> Actor<P> {
             self.drop_stage();
             self.cell().meter.restarted();
             self.build()?;
+            self.now = None;
         }
         self.flush_batches();
         while !restart && self.outbox.count() < self.slots && !self.stopped() {
@@ -258,6 +262,7 @@ impl<P: Payload> Actor<P> {
         if self.outbox.count() == 0 {
             return Ok(());
         }
+        self.now = None;
         let given_up: Vec<_> = self
             .outbox
             .firings()
@@ -295,6 +300,7 @@ impl<P: Payload> Actor<P> {
 
     /// Waits for one message and takes it in.
     fn wait(&mut self) {
+        let level = self.seed.inbox.level();
         // A replica takes only what it can start: the others may be free.
         let wanted = !self.seed.inbox.is_shared()
             || (self.backlog.is_empty()
@@ -315,25 +321,29 @@ impl<P: Payload> Actor<P> {
                 let deadline = pending.filter_map(|firing| firing.item.deadline).chain(due).min();
                 let next = self.seed.inbox.next(wanted, deadline);
                 if self.outbox.count() == 0 {
-                    self.cell().meter.enter(Phase::Other);
+                    self.now = Some(self.cell().meter.enter(Phase::Other));
                 }
                 next
             }
         };
         if let Next::Message(message) = next {
-            self.take_in(message);
+            self.take_in(message, level);
         }
     }
 
-    /// Gathers the inputs of an item that arrived.
-    fn take_in(&mut self, message: Message<P>) {
+    /// Gathers the inputs of an item out of an inbox that held `level`.
+    fn take_in(&mut self, message: Message<P>, level: usize) {
+        // What lies in front of a join is counted by its edges.
+        let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
         let mut inputs = self.outbox.inputs();
         let mut children = Vec::new();
         let (item, error) = match message {
             Message::Packet(item, delivery) => {
                 let past =
                     matches!(self.seed.duty, Duty::Unbatch { region, .. } if item.region != region);
-                self.cell().meter.taken.fetch_add(u64::from(!past), Ordering::Relaxed);
+                if !past {
+                    self.cell().meter.took(level);
+                }
                 match delivery {
                     Ok(payload) => {
                         inputs.push(payload);
@@ -343,7 +353,7 @@ impl<P: Payload> Actor<P> {
                 }
             }
             Message::Ready(item) => {
-                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
+                self.cell().meter.took(level);
                 let error = match self.seed.duty {
                     Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
                         Ok(list) => {
@@ -358,7 +368,7 @@ impl<P: Payload> Actor<P> {
                 (item, error)
             }
             Message::Gathered(work) => {
-                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
+                self.cell().meter.took(level);
                 self.outbox.recycle(inputs);
                 self.backlog.push_back(work);
                 return;
@@ -413,7 +423,8 @@ impl<P: Payload> Actor<P> {
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
-            self.cell().meter.fired(Duration::ZERO, false);
+            let now = self.now.unwrap_or_else(Instant::now);
+            self.cell().meter.fired(now, now, false, None);
             let engine = &self.seed.engine;
             let bytes = engine.weigh(work.inputs.iter().flatten());
             if bytes > 0 {
@@ -426,13 +437,14 @@ impl<P: Payload> Actor<P> {
             return Fired::Yes;
         }
         let seq = work.item.seq;
+        let mut now = self.now.take().unwrap_or_else(Instant::now);
         let lane = &self.cell().lane;
         if self.outbox.count() > 0 {
             if lane.lanes.gives_way(&lane.seat, seq) {
                 return Fired::NotNow(work);
             }
-        } else if !lane.try_acquire() {
-            self.cell().meter.enter(Phase::Blocked);
+        } else if !lane.try_acquire(now) {
+            self.cell().meter.enter_at(Phase::Blocked, now);
             match lane.acquire(seq, || self.stopped()) {
                 Grant::Held => {}
                 Grant::Stopped => return Fired::NotNow(work),
@@ -444,13 +456,16 @@ impl<P: Payload> Actor<P> {
                     return Fired::Yes;
                 }
             }
+            now = Instant::now();
             if let Some(error) = work.item.skip() {
-                lane.release();
+                lane.release(now);
+                self.cell().meter.enter_at(Phase::Other, now);
                 self.pass(&work.item, error);
                 return Fired::Yes;
             }
         }
-        let started = self.cell().meter.enter(Phase::Busy);
+        let started = now;
+        self.cell().meter.enter_at(Phase::Busy, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let engine = &self.seed.engine;
         let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
@@ -498,15 +513,13 @@ impl<P: Payload> Actor<P> {
         let Closed { item, started, bytes, kept, outcome, lists } = closed;
         let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
-        let ended = if self.outbox.count() == 0 {
-            let ended = cell.meter.enter(Phase::Other);
-            cell.lane.release();
-            ended
-        } else {
-            Instant::now()
-        };
+        let ended = Instant::now();
+        let over = self.outbox.count() == 0;
         let failed = matches!(&outcome, Err(error) if !error.is_filtered());
-        cell.meter.fired(ended.saturating_duration_since(started), failed);
+        cell.meter.fired(started, ended, failed, over.then_some(Phase::Other));
+        if over {
+            cell.lane.release(ended);
+        }
         let engine = &self.seed.engine;
         let again = outcome.as_ref().is_err_and(|error| {
             let tries = kept.as_ref().map_or(0, |kept| kept.tries);
@@ -537,12 +550,19 @@ impl<P: Payload> Actor<P> {
                 if let Duty::Batch(batcher) = duty {
                     engine.enters(batcher.region, 1);
                 }
-                for (port, payload) in outputs.drain(..).enumerate() {
-                    if let Some(payload) = payload {
-                        self.send(&item, port, payload);
+                if let ([targets], None) = (self.seed.routes.as_slice(), self.seed.done) {
+                    // The handle itself goes on, so that its count stays as it is.
+                    if let Some(payload) = outputs.pop().flatten() {
+                        engine.send(targets, item, payload);
                     }
+                } else {
+                    for (port, payload) in outputs.drain(..).enumerate() {
+                        if let Some(payload) = payload {
+                            self.send(&item, port, payload);
+                        }
+                    }
+                    self.report_done(&item, None);
                 }
-                self.report_done(&item, None);
             }
         }
         self.outbox.recycle_outputs(outputs);
@@ -606,7 +626,7 @@ impl<P: Payload> Actor<P> {
 
     pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P) {
         if let Some(targets) = self.seed.routes.get(port) {
-            self.seed.engine.send(targets, item, payload);
+            self.seed.engine.send(targets, Arc::clone(item), payload);
         }
     }
 
@@ -651,12 +671,11 @@ impl<P: Payload> Actor<P> {
     /// Leaves what was taken and not started to the other replicas, if there are any.
     fn give_back(&mut self) {
         while let Some(work) = self.backlog.pop_front() {
-            self.cell().meter.taken.fetch_sub(1, Ordering::Relaxed);
             if let Err(work) = self.seed.inbox.give_back(work) {
-                self.cell().meter.taken.fetch_add(1, Ordering::Relaxed);
                 self.backlog.push_front(work);
                 return;
             }
+            self.cell().meter.put_back();
         }
     }
 
@@ -679,7 +698,7 @@ impl<P: Payload> Actor<P> {
         while !self.stopped() {
             let wanted = !self.seed.inbox.is_shared();
             match self.seed.inbox.next(wanted, Some(until)) {
-                Next::Message(message) => self.take_in(message),
+                Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
                 Next::Wake => {}
                 Next::Timeout => return true,
                 Next::Closed => return false,

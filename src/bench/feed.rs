@@ -65,9 +65,18 @@ pub fn stream<T>(
     items: impl IntoIterator<Item = (T, Result<Vec<(String, Value)>>)>,
     mut done: impl FnMut(T, Result<Vec<Value>>) -> Result<()>,
 ) -> Result<Measured> {
+    feed(pipeline, items, |tag, result, _| done(tag, result))
+}
+
+/// As [`stream`]; `done` also hears how long it was from the push of the item to its result.
+pub(super) fn feed<T>(
+    pipeline: &Pipeline,
+    items: impl IntoIterator<Item = (T, Result<Vec<(String, Value)>>)>,
+    mut done: impl FnMut(T, Result<Vec<Value>>, Duration) -> Result<()>,
+) -> Result<Measured> {
     let limit = pipeline.in_flight_limit();
     let mut items = items.into_iter();
-    let mut ahead: VecDeque<(T, Result<Ticket>)> = VecDeque::new();
+    let mut ahead: VecDeque<(T, Result<Ticket>, Instant)> = VecDeque::new();
     let mut held: Option<(T, Vec<(String, Value)>)> = None;
     let mut exhausted = false;
     let mut results = 0_u64;
@@ -81,7 +90,7 @@ pub fn stream<T>(
                 None => match items.next() {
                     Some((tag, Ok(inputs))) => (tag, inputs),
                     Some((tag, Err(e))) => {
-                        ahead.push_back((tag, Err(e)));
+                        ahead.push_back((tag, Err(e), Instant::now()));
                         continue;
                     }
                     None => {
@@ -91,6 +100,7 @@ pub fn stream<T>(
                     }
                 },
             };
+            let at = Instant::now();
             // With results to take, waiting for a place would leave them lying.
             let pushed = if ahead.is_empty() {
                 pipeline.push(inputs)
@@ -103,15 +113,16 @@ pub fn stream<T>(
                     other => other,
                 }
             };
-            ahead.push_back((tag, pushed));
+            ahead.push_back((tag, pushed, at));
         }
-        let Some((tag, ticket)) = ahead.pop_front() else { break };
+        let Some((tag, ticket, at)) = ahead.pop_front() else { break };
         let result = ticket.and_then(Ticket::wait);
+        let latency = at.elapsed();
         results += 1;
         if filled.is_none() && results >= limit as u64 {
             filled = Some((pipeline.stats(), results));
         }
-        done(tag, result)?;
+        done(tag, result, latency)?;
     }
     let elapsed = began.elapsed();
     let (before, after, steady) = match (filled, last) {

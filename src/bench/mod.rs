@@ -1,9 +1,15 @@
 //! Measuring pipelines: what came through, what the bound is, where the time went.
 
+mod closed;
 mod feed;
+mod interval;
 mod report;
+mod resident;
 mod synthetic;
 
+pub use closed::{ClosedLoop, ClosedReport, Inputs, ReplicasOfWhole, Round};
 pub use feed::{Measured, stream};
+pub use interval::{Difference, Interval, Percentiles};
 pub use report::{ActorReport, ActorShare, DeviceReport, PipelineReport};
+pub use resident::{peak_resident_bytes, resident_bytes};
 pub use synthetic::{SyntheticChain, SyntheticReport, SyntheticRun};

@@ -10,6 +10,7 @@ use brigade_actors::{Options, Pipeline, Stats, Topology};
 use serde::Serialize;
 
 use super::PipelineReport;
+use super::interval::median;
 use super::report::ActorShare;
 use crate::error::{Error, Result, bail, err};
 
@@ -94,6 +95,9 @@ pub struct SyntheticReport {
     pub bound_per_s: f64,
     /// `throughput_per_s` / `bound_per_s`.
     pub achieved: f64,
+    /// Items per second that the devices reached on this machine with nothing between them: a
+    /// thread for each, taking the same times. What is missing to `bound_per_s` is the machine's.
+    pub machine_per_s: f64,
     /// The device that sets the bound.
     pub bottleneck: String,
     /// Where the time of the actors went during the longer run.
@@ -303,10 +307,12 @@ impl SyntheticChain {
         let short = (2 * in_flight).min(run.items / 2);
         // Threads, inboxes and the clock are warm after this.
         stream(&pipeline, in_flight)?;
-        let (mut steady, mut walls, mut sequential) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut steady, mut walls) = (Vec::new(), Vec::new());
+        let (mut sequential, mut machine) = (Vec::new(), Vec::new());
         let mut seen: Option<(Stats, Stats)> = None;
         for _ in 0..run.rounds {
             sequential.push(self.one_after_the_other(run));
+            machine.push(self.side_by_side(run)?);
             let before = pipeline.stats();
             let wall = stream(&pipeline, run.items)?;
             seen = Some((before, pipeline.stats()));
@@ -316,19 +322,19 @@ impl SyntheticChain {
                 for _ in 0..SHORT_RUNS {
                     shorts.push(stream(&pipeline, short)?);
                 }
-                let more = wall - median(&mut shorts);
+                let more = wall - median(&shorts);
                 // A short run that was held up for longer than the long one took says nothing.
                 if more > 0.0 {
                     steady.push((run.items - short) as f64 / more);
                 }
             }
         }
-        let wall_s = median(&mut walls);
+        let wall_s = median(&walls);
         let is_steady = !steady.is_empty();
         if !is_steady {
             steady.push(run.items as f64 / wall_s);
         }
-        let (throughput, sequential) = (median(&mut steady), median(&mut sequential));
+        let (throughput, sequential) = (median(&steady), median(&sequential));
         let bound = self.bound_per_s();
         let actors = seen
             .map(|(before, after)| PipelineReport::between(&before, &after, false).actors)
@@ -345,6 +351,7 @@ impl SyntheticChain {
             speed_up: throughput / sequential,
             bound_per_s: bound,
             achieved: throughput / bound,
+            machine_per_s: median(&machine),
             bottleneck: self.bottleneck().to_owned(),
             actors: actors.iter().map(ActorShare::from).collect(),
         })
@@ -364,6 +371,40 @@ impl SyntheticChain {
         }
         done as f64 / began.elapsed().as_secs_f64()
     }
+
+    /// Items per second that each device reaches on a thread of its own, all at once: the least.
+    fn side_by_side(&self, run: &SyntheticRun) -> Result<f64> {
+        let mut devices: BTreeMap<&str, Vec<Synthetic>> = BTreeMap::new();
+        for (visit, stage) in self.visits.iter().zip(self.stages(run.seed)) {
+            devices.entry(&visit.device).or_default().push(stage);
+        }
+        let until = Instant::now() + SEQUENTIAL;
+        let work = |stages: Vec<Synthetic>, lanes: usize| {
+            let began = Instant::now();
+            let mut done = 0_u64;
+            while done == 0 || Instant::now() < until {
+                for stage in &stages {
+                    let _ = stage.work(done);
+                }
+                done += 1;
+            }
+            (lanes as u64 * done) as f64 / began.elapsed().as_secs_f64()
+        };
+        std::thread::scope(|scope| {
+            let mut threads = Vec::with_capacity(devices.len());
+            for (device, stages) in devices {
+                let lanes = self.lanes.get(device).copied().unwrap_or(1).min(stages.len());
+                let thread = std::thread::Builder::new().name(device.to_owned());
+                threads.push(thread.spawn_scoped(scope, move || work(stages, lanes))?);
+            }
+            let mut least = f64::INFINITY;
+            for thread in threads {
+                let rate = thread.join().map_err(|_| err!(Panic, "a synthetic stage panicked"))?;
+                least = least.min(rate);
+            }
+            Ok(least)
+        })
+    }
 }
 
 /// Streams so many items; gives the seconds from the first push to the last result.
@@ -373,16 +414,6 @@ fn stream(pipeline: &Pipeline<u64>, items: usize) -> Result<f64> {
         result.map_err(|e| err!(Internal, "a synthetic item failed: {e}"))?;
     }
     Ok(began.elapsed().as_secs_f64())
-}
-
-/// The middle value; the mean of the two middle ones of an even number.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    match n {
-        0 => f64::NAN,
-        _ => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
-    }
 }
 
 impl fmt::Display for SyntheticReport {
@@ -397,6 +428,11 @@ impl fmt::Display for SyntheticReport {
             self.throughput_per_s, self.speed_up
         )?;
         writeln!(f, "bound       {:.2} items/s", self.bound_per_s)?;
+        writeln!(
+            f,
+            "machine     {:.2} items/s with nothing between the devices",
+            self.machine_per_s
+        )?;
         writeln!(f, "achieved    {:.3}", self.achieved)?;
         writeln!(f, "bottleneck  device {}", self.bottleneck)
     }

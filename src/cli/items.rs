@@ -1,12 +1,49 @@
-//! The items that `run` feeds: files, folders, archives, or made up.
+//! The items that a model is fed: files, folders, archives, or made up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+
+use super::placing::Placed;
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Dim, Fact, Graph};
 use crate::import;
 use crate::tensor::{DType, Tensor, Value, cast, element_count};
+
+/// The flags that say what a model is fed.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct Source {
+    /// What an input is fed: a `.npy` file (one item), an `.npz` file (one item, its keys are the
+    /// inputs; no NAME=), or a folder of them (an item each, in byte-wise order of the names;
+    /// several inputs are matched by stem). NAME= may be left out for a model with one input
+    #[arg(long, value_name = "[NAME=]PATH")]
+    pub(super) input: Vec<String>,
+    /// Make up N items: floats in -1..1, whole numbers 0..9, bools
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "input")]
+    pub(super) generate: Option<u32>,
+    /// Seed of what is made up
+    #[arg(long, value_name = "S")]
+    pub(super) seed: Option<u64>,
+}
+
+impl Source {
+    /// The items, and what was passed over, in words.
+    pub(super) fn open(&self, placed: &Placed) -> Result<(Items, Vec<String>)> {
+        match self.generate {
+            Some(n) => {
+                let shapes = &placed.shapes;
+                let seed = self.seed.unwrap_or(0);
+                let items = Items::generated(&placed.graph, shapes, n as usize, seed)?;
+                Ok((items, Vec::new()))
+            }
+            None if self.seed.is_some() => {
+                bail!(Usage, "--seed is of no use without --generate: nothing is made up")
+            }
+            None => Items::from_files(&placed.graph, &self.input),
+        }
+    }
+}
 
 /// One item: its name, and what is fed or why that cannot be read.
 pub(super) struct Item {

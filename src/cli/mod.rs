@@ -5,6 +5,7 @@ mod bind;
 mod check;
 mod completions;
 mod console;
+mod cutter;
 mod demo;
 mod devices;
 mod failure;
@@ -140,7 +141,6 @@ mod tests {
             "run m.onnx --generate 3 --device cpu --fallback cpu:1 --stages 2",
             "check m.onnx",
             "bench",
-            "bench m.onnx",
             "bench m.onnx --synthetic a:1ms",
             "bench --synthetic a:1",
             "bench --synthetic a:1ms --items 0",

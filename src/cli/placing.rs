@@ -340,6 +340,19 @@ impl Placed {
         )
     }
 
+    /// The whole model on one CPU device, to compare with.
+    pub(super) fn whole(&self) -> Result<HeteroExecutable> {
+        let map = DeviceMap::single(DeviceId::cpu(0));
+        let options = self.options.clone();
+        HeteroExecutable::prepare(
+            self.graph.clone(),
+            &map,
+            &self.registry,
+            options,
+            BTreeMap::new(),
+        )
+    }
+
     /// The segments.
     pub(super) fn split(&self) -> Result<Segmentation> {
         Segmentation::new(&self.graph, &self.map)

@@ -10,15 +10,16 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::console::Console;
+use super::cutter::Cutter;
 use super::failure::{Failure, Outcome};
-use super::items::{Item, Items};
-use super::placing::{Placed, Placing};
+use super::items::{Item, Items, Source};
+use super::placing::Placing;
 use super::results::{Results, describe};
 use super::{memory::Memory, model};
 use crate::bench::{self, PipelineReport};
-use crate::error::{Error, Result, bail};
+use crate::error::{Error, Result};
 use crate::partition::PlanReport;
-use crate::pipeline::{BatchAxes, HeteroExecutable, Pipeline};
+use crate::pipeline::{HeteroExecutable, Pipeline};
 use crate::tensor::Value;
 
 /// Arguments of `run`.
@@ -27,17 +28,8 @@ use crate::tensor::Value;
 pub(super) struct Args {
     /// The model file
     model: PathBuf,
-    /// What an input is fed: a `.npy` file (one item), an `.npz` file (one item, its keys are the
-    /// inputs; no NAME=), or a folder of them (an item each, in byte-wise order of the names;
-    /// several inputs are matched by stem). NAME= may be left out for a model with one input
-    #[arg(long, value_name = "[NAME=]PATH")]
-    input: Vec<String>,
-    /// Make up N items: floats in -1..1, whole numbers 0..9, bools
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "input")]
-    generate: Option<u32>,
-    /// Seed of --generate
-    #[arg(long, value_name = "S", default_value_t = 0, requires = "generate")]
-    seed: u64,
+    #[command(flatten)]
+    source: Source,
     /// Write each output to DIR/<item>.<output>.npy
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -103,12 +95,7 @@ struct Ran {
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let mut placed = args.placing.load(&args.model, console)?;
-    let (items, notices) = match args.generate {
-        Some(n) => {
-            (Items::generated(&placed.graph, &placed.shapes, n as usize, args.seed)?, Vec::new())
-        }
-        None => Items::from_files(&placed.graph, &args.input)?,
-    };
+    let (items, notices) = args.source.open(&placed)?;
     for notice in &notices {
         console.notice(&format!("notice: {notice}"));
     }
@@ -224,61 +211,6 @@ fn text(d: &Document<'_>) -> String {
         out += &format!("{} items failed\n", d.failed.len());
     }
     out
-}
-
-/// Cuts items into micro-batches.
-struct Cutter {
-    /// The size, and along which axes or why not.
-    micro_batch: Option<(usize, Result<BatchAxes>)>,
-    inputs: Vec<String>,
-}
-
-impl Cutter {
-    fn new(placed: &Placed) -> Result<Self> {
-        let inputs = placed.graph.input_names().map(str::to_owned).collect();
-        let find = || BatchAxes::find(&placed.graph, placed.registry.ops(), &placed.axes);
-        if placed.micro_batch.is_none() && !placed.axes.is_empty() {
-            bail!(Usage, "--batch-axis is of no use without --micro-batch");
-        }
-        Ok(Self { micro_batch: placed.micro_batch.map(|n| (n, find())), inputs })
-    }
-
-    /// The parts of an item, in order; one, if it is not cut.
-    fn cut(&self, inputs: Vec<(String, Value)>) -> Result<Vec<Vec<(String, Value)>>> {
-        let Some((size, axes)) = &self.micro_batch else { return Ok(vec![inputs]) };
-        let place = |name: &str| inputs.iter().position(|(n, _)| n == name);
-        let order: Option<Vec<usize>> = self.inputs.iter().map(|n| place(n)).collect();
-        // The pipeline says what is wrong with the names.
-        let Some(order) = order.filter(|o| o.len() == inputs.len()) else {
-            return Ok(vec![inputs]);
-        };
-        let values: Vec<Value> = order.iter().map(|i| inputs[*i].1.clone()).collect();
-        let axes = match axes {
-            Ok(axes) => axes,
-            Err(e) => {
-                let rows = values.first().and_then(|v| v.shape()?.first().copied()).unwrap_or(1);
-                return if rows <= *size { Ok(vec![inputs]) } else { Err(e.clone()) };
-            }
-        };
-        let total = axes.count(&values)?;
-        if total <= *size {
-            return Ok(vec![inputs]);
-        }
-        (0..total)
-            .step_by(*size)
-            .map(|start| {
-                let part = axes.cut(&values, start, (*size).min(total - start))?;
-                Ok(self.inputs.iter().cloned().zip(part).collect())
-            })
-            .collect()
-    }
-
-    fn join(&self, mut parts: Vec<Vec<Value>>) -> Result<Vec<Value>> {
-        match (&self.micro_batch, parts.len()) {
-            (Some((_, Ok(axes))), n) if n > 1 => axes.join(parts),
-            _ => Ok(parts.pop().unwrap_or_default()),
-        }
-    }
 }
 
 type Take<'a> = &'a mut dyn FnMut(&str, Result<Vec<Value>>);

@@ -6,6 +6,7 @@
 mod cpu;
 mod id;
 mod instance;
+mod synthetic;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -23,6 +24,7 @@ pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
+pub use synthetic::SyntheticDevice;
 
 /// A kind of device that is built in.
 #[derive(Debug)]

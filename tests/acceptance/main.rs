@@ -8,3 +8,4 @@ mod cases;
 mod cuts;
 mod models;
 mod ocr;
+mod synthetic;
