@@ -378,7 +378,12 @@ mod tests {
 
     #[test]
     fn stats_and_traces_are_equal_in_json_and_on_the_wire() {
-        use crate::metrics::{DeviceStats, FanOutStats, PipelineState, Stats};
+        use crate::histogram::Histogram;
+        use crate::metrics::{
+            ActorStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
+        };
+        let mut latency = Histogram::default();
+        latency.record(u64::MAX);
         let stats = Stats {
             name: "p".into(),
             state: PipelineState::Draining,
@@ -390,10 +395,14 @@ mod tests {
             completed: 2,
             failed: 1,
             filtered: 1,
-            latency_sum_ns: 9,
-            latency_max_ns: 8,
-            actors: vec![],
-            edges: vec![],
+            latency: latency.clone(),
+            first: None,
+            began: Some(Mark { items: 0, at_ns: 1 }),
+            filled: None,
+            fed: None,
+            last: Some(Mark { items: 2, at_ns: 4 }),
+            actors: vec![ActorStats { name: "a".into(), ..ActorStats::default() }],
+            edges: vec![EdgeStats { taker: Some(0), ..EdgeStats::default() }],
             devices: vec![DeviceStats {
                 device: "cpu".into(),
                 lanes: 1,
@@ -407,6 +416,7 @@ mod tests {
             stalls: vec![],
             stall_count: 0,
             detached: vec!["a".into()],
+            ..Stats::default()
         };
         let wire: Stats = decode(&encode(&stats, 4096).unwrap(), 4096).unwrap();
         let json: Stats = serde_json::from_str(&serde_json::to_string(&stats).unwrap()).unwrap();

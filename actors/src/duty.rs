@@ -15,7 +15,13 @@ use crate::worker::{Actor, Duty};
 impl<P: Payload> Actor<P> {
     /// Makes the children of an item and sends them, as the budget allows; then says at every end of
     /// their region how many there are. Holds no lane.
-    pub(crate) fn fan_out(&self, region: RegionId, item: &Arc<Item<P>>, lists: Vec<Vec<P>>) {
+    pub(crate) fn fan_out(
+        &self,
+        region: RegionId,
+        item: &Arc<Item<P>>,
+        lists: Vec<Vec<P>>,
+        mut at_ns: u64,
+    ) {
         let engine = &self.seed.engine;
         if let Some(port) = self.seed.done {
             return engine.done(port, item, None);
@@ -36,7 +42,7 @@ impl<P: Payload> Actor<P> {
             if granted == 0 {
                 self.cell().meter.enter(Phase::Blocked);
                 granted = budget.acquire(count - made, || self.stopped());
-                self.cell().meter.enter(Phase::Other);
+                at_ns = engine.time(self.cell().meter.enter(Phase::Other));
                 if granted == 0 {
                     return;
                 }
@@ -49,7 +55,7 @@ impl<P: Payload> Actor<P> {
                 made += 1;
                 for (port, list) in lists.iter_mut().enumerate() {
                     if let Some(payload) = list.next() {
-                        self.send(&child, port, payload);
+                        self.send(&child, port, payload, at_ns);
                     }
                 }
             }
@@ -61,12 +67,12 @@ impl<P: Payload> Actor<P> {
     }
 
     /// Sends the members of a batch on, each with its own payloads.
-    pub(crate) fn unbatch(&self, batch: &Arc<Item<P>>, lists: Vec<Vec<P>>) {
+    pub(crate) fn unbatch(&self, batch: &Arc<Item<P>>, lists: Vec<Vec<P>>, at_ns: u64) {
         let members = batch.members();
         if let Some(error) = unequal(&lists, members.len(), "the members of the batch") {
             let error = batch.blame(error, &self.cell().actor);
             for member in members {
-                self.send_error(member, &error.clone().at(None, member.seq));
+                self.send_error(member, &error.clone().at(None, member.seq), at_ns);
             }
             return;
         }
@@ -74,7 +80,7 @@ impl<P: Payload> Actor<P> {
         for member in members {
             for (port, list) in lists.iter_mut().enumerate() {
                 if let Some(payload) = list.next() {
-                    self.send(member, port, payload);
+                    self.send(member, port, payload, at_ns);
                 }
             }
             self.report_done(member, None);

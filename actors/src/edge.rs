@@ -31,7 +31,13 @@ pub(crate) enum Taker<P> {
 
 impl<P: Payload> Engine<P> {
     /// Hands `payload` to everybody who takes it; the last one gets the handles themselves.
-    pub(crate) fn send(self: &Arc<Self>, to: &[Target<P>], item: Arc<Item<P>>, payload: P) {
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        to: &[Target<P>],
+        item: Arc<Item<P>>,
+        payload: P,
+        at_ns: u64,
+    ) {
         if let Some((last, rest)) = to.split_last() {
             if self.credits.weighs() {
                 // Every taker holds a handle, and gives it back on its own.
@@ -39,9 +45,9 @@ impl<P: Payload> Engine<P> {
                 self.hold_bytes(&item, bytes);
             }
             for target in rest {
-                self.deliver(target, Arc::clone(&item), Ok(payload.share()));
+                self.deliver(target, Arc::clone(&item), Ok(payload.share()), at_ns);
             }
-            self.deliver(last, item, Ok(payload));
+            self.deliver(last, item, Ok(payload), at_ns);
         }
     }
 
@@ -61,13 +67,21 @@ impl<P: Payload> Engine<P> {
         to: &[Target<P>],
         item: &Arc<Item<P>>,
         error: &ItemError,
+        at_ns: u64,
     ) {
         for target in to {
-            self.deliver(target, Arc::clone(item), Err(error.clone()));
+            self.deliver(target, Arc::clone(item), Err(error.clone()), at_ns);
         }
     }
 
-    fn deliver(self: &Arc<Self>, target: &Target<P>, item: Arc<Item<P>>, delivery: Delivery<P>) {
+    fn deliver(
+        self: &Arc<Self>,
+        target: &Target<P>,
+        item: Arc<Item<P>>,
+        delivery: Delivery<P>,
+        at_ns: u64,
+    ) {
+        item.cells.stamp(target.edge, at_ns);
         let meter = &self.edges[target.edge].meter;
         match &target.to {
             Taker::Only { inbox, .. } => {

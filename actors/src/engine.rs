@@ -12,25 +12,27 @@ use crate::credit::{Bounds, Credits, Wakeups};
 use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
+use crate::histogram::Recorder;
 use crate::inbox::{Bell, Flags};
 use crate::item::{Admission, Item, Outcome, Shape};
 use crate::join::Join;
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::nanos;
 use crate::metrics::{
-    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Meter,
+    ActorStats, AdmissionStats, DeviceStats, EdgeMeter, EdgeStats, FanOutStats, Mark, Meter,
     PipelineState, Stats,
 };
 use crate::packet::{Message, Seq};
 use crate::payload::Payload;
 use crate::queue::Queue;
 use crate::region::{ROOT, RegionId};
+use crate::spans;
 use crate::sync::{
     Apart, Arc, AtomicU32, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, Sender, lock, thread,
     wait_until,
 };
-use crate::topology::InPort;
-use crate::trace::{Ring, Trace, TraceActor};
+use crate::topology::{InPort, OutPort};
+use crate::trace::{Ring, Trace, TraceActor, TraceEdge};
 use crate::watch::Watch;
 use crate::weight::Total;
 
@@ -62,12 +64,15 @@ pub(crate) struct Engine<P> {
     pub(crate) child_bytes: usize,
     /// Ports of the sink whose payloads are the result; the rest are actors that nobody takes from.
     pub(crate) sinks: usize,
+    sink_edges: Vec<SinkEdge>,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
     budget: Arc<CpuBudget>,
     /// What there was to notice when the pipeline was spawned.
     notices: Vec<String>,
+    /// The last items that left.
+    items: Ring,
     pub(crate) next_stream: AtomicU64,
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
@@ -113,6 +118,8 @@ pub(crate) struct ActorCell<P> {
     pub(crate) bell: Arc<Bell<P>>,
     pub(crate) meter: Meter,
     pub(crate) ring: Ring,
+    /// For each edge that ends here, the sum of the times that items lay in it.
+    pub(crate) waited_ns: Box<[AtomicU64]>,
     pub(crate) lane: LaneHold,
     /// The CPU threads that it was granted.
     pub(crate) threads: usize,
@@ -120,6 +127,19 @@ pub(crate) struct ActorCell<P> {
     pub(crate) pinned: Mutex<Option<Result<usize, String>>>,
     /// Firings that its stage takes at a time.
     pub(crate) slots: AtomicUsize,
+}
+
+/// The account of an edge into the sink.
+pub(crate) struct SinkEdge {
+    edge: usize,
+    left: AtomicU64,
+    waited_ns: AtomicU64,
+}
+
+impl SinkEdge {
+    pub(crate) const fn new(edge: usize) -> Self {
+        Self { edge, left: AtomicU64::new(0), waited_ns: AtomicU64::new(0) }
+    }
 }
 
 /// An actor's hold on a lane of its device.
@@ -138,6 +158,7 @@ pub(crate) struct EdgeCell {
     pub(crate) meter: Apart<EdgeMeter>,
     pub(crate) from: String,
     pub(crate) to: String,
+    pub(crate) giver: OutPort,
     /// The actor by the number of its first replica, as everywhere in the engine.
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
@@ -145,13 +166,45 @@ pub(crate) struct EdgeCell {
     pub(crate) gathers: bool,
 }
 
-#[derive(Default)]
 struct Counts {
     completed: AtomicU64,
     failed: AtomicU64,
     filtered: AtomicU64,
-    latency_sum: AtomicU64,
-    latency_max: AtomicU64,
+    latency: Recorder,
+    /// Results of items that were never let in: they are no throughput.
+    turned_away: AtomicU64,
+    /// When the first item was admitted.
+    first_ns: AtomicU64,
+    /// When the pipeline was last empty and an item was admitted, and the items completed by then.
+    began_ns: AtomicU64,
+    began_items: AtomicU64,
+    /// When, since then, as many items had been completed as may be in flight, and all of them.
+    filled_ns: AtomicU64,
+    fill: AtomicU64,
+    /// The last completion before the last admission.
+    fed_ns: AtomicU64,
+    fed_items: AtomicU64,
+    last_ns: AtomicU64,
+}
+
+impl Counts {
+    fn new() -> Self {
+        Self {
+            completed: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            filtered: AtomicU64::new(0),
+            latency: Recorder::new(),
+            turned_away: AtomicU64::new(0),
+            first_ns: AtomicU64::new(0),
+            began_ns: AtomicU64::new(0),
+            began_items: AtomicU64::new(0),
+            filled_ns: AtomicU64::new(0),
+            fill: AtomicU64::new(0),
+            fed_ns: AtomicU64::new(0),
+            fed_items: AtomicU64::new(0),
+            last_ns: AtomicU64::new(0),
+        }
+    }
 }
 
 /// The parts of an engine that the spawn wires up.
@@ -170,12 +223,59 @@ pub(crate) struct Wiring<P> {
     pub(crate) listed: Vec<Option<usize>>,
     pub(crate) child_bytes: usize,
     pub(crate) sinks: usize,
+    pub(crate) sink_edges: Vec<SinkEdge>,
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
     pub(crate) budget: Arc<CpuBudget>,
     pub(crate) notices: Vec<String>,
     pub(crate) origin: Instant,
+    /// Events to keep per actor.
+    pub(crate) trace: usize,
+}
+
+fn load(count: &AtomicU64) -> u64 {
+    count.load(Ordering::Relaxed)
+}
+
+impl Counts {
+    /// Items that came through.
+    fn through(&self) -> u64 {
+        self.completed.load(Ordering::Acquire).saturating_sub(load(&self.turned_away))
+    }
+
+    /// An item enters behind `admitted_before` others. If all of them are done the pipeline was empty,
+    /// and as many completions as `limit` will have filled it. What was completed so far was completed
+    /// while the pipeline was fed.
+    fn feed(&self, admitted_before: u64, at_ns: u64, limit: impl FnOnce() -> usize) {
+        let completed = self.completed.load(Ordering::Acquire);
+        let items = completed.saturating_sub(load(&self.turned_away));
+        if admitted_before == completed {
+            self.filled_ns.store(0, Ordering::Relaxed);
+            self.fill.store(items + limit() as u64, Ordering::Relaxed);
+            self.began_items.store(items, Ordering::Relaxed);
+            self.began_ns.store(at_ns.max(1), Ordering::Relaxed);
+            if load(&self.first_ns) == 0 {
+                self.first_ns.store(at_ns.max(1), Ordering::Relaxed);
+            }
+        }
+        self.fed_items.store(items, Ordering::Relaxed);
+        self.fed_ns.store(load(&self.last_ns), Ordering::Relaxed);
+    }
+
+    fn mark(at_ns: &AtomicU64, items: u64) -> Option<Mark> {
+        let at_ns = load(at_ns);
+        (at_ns > 0).then_some(Mark { items, at_ns })
+    }
+}
+
+impl EdgeCell {
+    const fn giver(&self) -> Option<usize> {
+        match self.giver {
+            OutPort::Source(_) => None,
+            OutPort::Actor { actor, .. } => Some(actor),
+        }
+    }
 }
 
 impl<P: 'static> Engine<P> {
@@ -199,16 +299,18 @@ impl<P: 'static> Engine<P> {
             listed: wiring.listed,
             child_bytes: wiring.child_bytes,
             sinks: wiring.sinks,
+            sink_edges: wiring.sink_edges,
             exits: Exits::new(wiring.actors.len()),
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
             budget: wiring.budget,
             notices: wiring.notices,
+            items: Ring::new(wiring.trace),
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
             admitted: Apart::default(),
-            counts: Apart::default(),
+            counts: Apart(Counts::new()),
         }
     }
 
@@ -249,7 +351,8 @@ impl<P: 'static> Engine<P> {
     /// Counts an admission and gives it its place in flight.
     pub(crate) fn enter(&self, admission: Admission<P>) -> Result<Arc<Item<P>>, ItemError> {
         let item = self.flight.insert(admission, &self.regions[ROOT].shape)?;
-        self.admitted.fetch_add(1, Ordering::Relaxed);
+        let before = self.admitted.fetch_add(1, Ordering::Relaxed);
+        self.counts.feed(before, self.time(item.admitted), || self.credits.limit());
         Ok(item)
     }
 
@@ -280,15 +383,33 @@ impl<P: 'static> Engine<P> {
     /// Gives an item that holds no credit its result.
     pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
         item.leave_queue();
-        item.result.conclude(Err(error), |_| self.count_result(item, true));
+        item.result.conclude(Err(error), |_| {
+            self.counts.turned_away.fetch_add(1, Ordering::Relaxed);
+            self.count_result(item, true);
+        });
     }
 
     fn count_result(&self, item: &Item<P>, failed: bool) {
-        let latency = nanos(item.admitted.elapsed());
-        self.counts.completed.fetch_add(1, Ordering::Relaxed);
-        self.counts.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
-        self.counts.latency_sum.fetch_add(latency, Ordering::Relaxed);
-        self.counts.latency_max.fetch_max(latency, Ordering::Relaxed);
+        let at = Instant::now();
+        let now = self.time(at).max(1);
+        let counts = &self.counts;
+        counts.latency.record(nanos(at.saturating_duration_since(item.admitted)));
+        counts.last_ns.fetch_max(now, Ordering::Relaxed);
+        let completed = counts.completed.fetch_add(1, Ordering::Release) + 1;
+        if completed.saturating_sub(load(&counts.turned_away)) == load(&counts.fill) {
+            counts.filled_ns.store(now, Ordering::Relaxed);
+        }
+        if failed {
+            counts.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.items.record(item.seq.number(), self.time(item.admitted), now);
+        for sink in &self.sink_edges {
+            let since = item.cells.stamped(sink.edge);
+            if since > 0 {
+                sink.left.fetch_add(1, Ordering::Relaxed);
+                sink.waited_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Ends the pipeline: every item in flight gets `cause` as its result, every push is refused
@@ -301,6 +422,7 @@ impl<P: 'static> Engine<P> {
                 _ => *ending = Some((state, cause.clone())),
             }
         }
+        spans::stopped(&self.name, state, cause);
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
         self.credits.abandon();
@@ -340,14 +462,8 @@ impl<P: 'static> Engine<P> {
 
     /// Items that lie in an edge, in front of its actor.
     pub(crate) fn level(&self, edge: usize) -> u64 {
-        let cell = &self.edges[edge];
-        match cell.taker {
-            _ if cell.gathers => 0,
-            InPort::Actor { actor, .. } => {
-                cell.meter.snapshot().0.saturating_sub(self.taken(actor))
-            }
-            InPort::Sink(_) => 0,
-        }
+        let sent = self.edges[edge].meter.snapshot().0;
+        self.taken_from(edge).1.map_or(0, |left| sent.saturating_sub(left))
     }
 
     /// An actor, by its first replica, and the others.
@@ -404,20 +520,22 @@ impl<P: 'static> Engine<P> {
             })
             .collect();
         let edges = self.edges.iter().enumerate().map(|(number, edge)| {
+            let (taker, _, wait_sum_ns) = self.taken_from(number);
             let (sent, mut peak) = edge.meter.snapshot();
-            if let InPort::Actor { actor, .. } = edge.taker
-                && !edge.gathers
-            {
-                let peaks = self.replicas(actor).iter().map(|cell| cell.meter.peak());
+            if let (Some(taker), false) = (taker, edge.gathers) {
+                let peaks = self.replicas(taker).iter().map(|cell| cell.meter.peak());
                 peak = peaks.fold(peak, u64::max);
             }
             EdgeStats {
                 from: edge.from.clone(),
                 to: edge.to.clone(),
+                giver: edge.giver(),
+                taker,
                 sent,
                 level: self.level(number),
                 peak,
                 capacity: edge.capacity,
+                wait_sum_ns,
             }
         });
         let devices = self.devices.iter().map(|lanes| {
@@ -449,9 +567,13 @@ impl<P: 'static> Engine<P> {
             admitted: self.admitted.load(Ordering::Relaxed),
             completed: self.counts.completed.load(Ordering::Relaxed),
             failed: self.counts.failed.load(Ordering::Relaxed),
-            filtered: self.counts.filtered.load(Ordering::Relaxed),
-            latency_sum_ns: self.counts.latency_sum.load(Ordering::Relaxed),
-            latency_max_ns: self.counts.latency_max.load(Ordering::Relaxed),
+            filtered: load(&self.counts.filtered),
+            latency: self.counts.latency.snapshot(),
+            first: Counts::mark(&self.counts.first_ns, 0),
+            began: Counts::mark(&self.counts.began_ns, load(&self.counts.began_items)),
+            filled: Counts::mark(&self.counts.filled_ns, load(&self.counts.fill)),
+            fed: Counts::mark(&self.counts.fed_ns, load(&self.counts.fed_items)),
+            last: Counts::mark(&self.counts.last_ns, self.counts.through()),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
@@ -474,6 +596,29 @@ impl<P: 'static> Engine<P> {
         notices
     }
 
+    /// Of an edge: the actor that takes from it, the items that left it if they lie there at all, and
+    /// the sum of their waits.
+    fn taken_from(&self, edge: usize) -> (Option<usize>, Option<u64>, u64) {
+        match self.edges[edge].taker {
+            InPort::Actor { actor, .. } => {
+                // The edges of an actor in the order of the topology; ports may be in another.
+                let ends_there = |other: &&EdgeCell| matches!(other.taker, InPort::Actor { actor: a, .. } if a == actor);
+                let place = self.edges[..edge].iter().filter(ends_there).count();
+                let replicas = self.replicas(actor).iter();
+                let waits = replicas.filter_map(|cell| cell.waited_ns.get(place));
+                let waited = waits.map(load).sum();
+                let left = (!self.edges[edge].gathers).then(|| self.taken(actor));
+                (Some(actor), left, waited)
+            }
+            InPort::Sink(_) => {
+                let sink = self.sink_edges.iter().find(|sink| sink.edge == edge);
+                sink.map_or((None, None, 0), |sink| {
+                    (None, Some(load(&sink.left)), load(&sink.waited_ns))
+                })
+            }
+        }
+    }
+
     fn admission(&self) -> AdmissionStats {
         let (held, peak) = self.bytes.snapshot();
         AdmissionStats {
@@ -491,6 +636,15 @@ impl<P: 'static> Engine<P> {
 
     pub(crate) fn trace(&self) -> Trace {
         let mut trace = Trace { pipeline: self.name.clone(), ..Trace::default() };
+        for (number, edge) in self.edges.iter().enumerate() {
+            let name = format!("{} to {}", edge.from, edge.to);
+            let to = self.taken_from(number).0;
+            trace.edges.push(TraceEdge { name, from: edge.giver(), to });
+        }
+        // An item is in one list or the other, or in both; never in none.
+        let in_flight = self.flight.open();
+        let in_flight = in_flight.into_iter().map(|(seq, at)| (seq.number(), self.time(at)));
+        self.items.export_items(in_flight.collect(), &mut trace);
         for (me, actor) in self.actors.iter().enumerate() {
             trace.actors.push(TraceActor {
                 name: actor.name.to_string(),
@@ -520,19 +674,19 @@ impl<P: Payload> Engine<P> {
     }
 
     /// Puts an admitted item's inputs onto its edges. Never blocks.
-    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, mut inputs: Vec<P>) {
+    pub(crate) fn inject(self: &Arc<Self>, item: &Arc<Item<P>>, mut inputs: Vec<P>, at_ns: u64) {
         self.enters(ROOT, 1);
         if self.sink.ports == 0 {
             self.finish(item);
         }
         let last = inputs.pop();
         for (targets, payload) in self.sources.iter().zip(inputs.drain(..)) {
-            self.send(targets, Arc::clone(item), payload);
+            self.send(targets, Arc::clone(item), payload, at_ns);
         }
         // The item cannot be finished before its last payload is sent: its result finds the vector.
         item.result.lend(inputs);
         if let (Some(targets), Some(payload)) = (self.sources.last(), last) {
-            self.send(targets, Arc::clone(item), payload);
+            self.send(targets, Arc::clone(item), payload, at_ns);
         }
     }
 }
@@ -630,6 +784,13 @@ impl<P> Flight<P> {
         let forgotten = place.and_then(|place| table.items.remove(place));
         drop(table);
         drop(forgotten);
+    }
+
+    /// The numbers of the items in flight, and when they were admitted.
+    fn open(&self) -> Vec<(Seq, Instant)> {
+        let table = lock(&self.0);
+        let open = table.items.iter().filter(|item| !item.result.is_retired());
+        open.map(|item| (item.seq, item.admitted)).collect()
     }
 
     fn all(&self) -> Vec<Arc<Item<P>>> {
@@ -759,6 +920,7 @@ impl<P> Engine<P> {
     /// Leaves the threads of these actors behind: their lanes count as lost until they come back.
     pub(crate) fn leave_behind(&self, actors: &[usize]) {
         for &me in actors {
+            spans::left_behind(&self.actors[me].name);
             self.actors[me].lane.poison();
         }
     }

@@ -58,6 +58,8 @@ pub(crate) struct Shape {
     pub(crate) joins: Vec<Join>,
     /// How many lists of children an item gathers.
     pub(crate) gathers: usize,
+    /// How many edges the topology has: an item has a stamp for each.
+    pub(crate) edges: usize,
 }
 
 /// What an admission says about the item that it makes.
@@ -84,7 +86,7 @@ impl<P> Item<P> {
             start_by: admission.start_by,
             queued: AtomicBool::new(admission.queued),
             cancelled: AtomicBool::new(false),
-            cells: Cells::new(&shape.joins),
+            cells: Cells::new(&shape.joins, shape.edges),
             gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
             result: ResultCell::new(),
         }

@@ -6,7 +6,7 @@
 //! the table of an item goes with the item.
 
 use crate::packet::Delivery;
-use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 /// Where the cells of one join lie in each item.
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +23,18 @@ pub(crate) struct Join {
 pub(crate) struct Cells<P> {
     cells: Box<[Mutex<Option<Delivery<P>>>]>,
     missing: Box<[AtomicUsize]>,
+    /// For each edge, when the item was put onto it.
+    sent: Box<[AtomicU64]>,
 }
 
 impl<P> Cells<P> {
-    /// Empty cells for these joins.
-    pub(crate) fn new(joins: &[Join]) -> Self {
+    /// Empty cells for these joins, and stamps for so many edges.
+    pub(crate) fn new(joins: &[Join], edges: usize) -> Self {
         let cells = joins.iter().map(|join| join.ports).sum();
         Self {
             cells: (0..cells).map(|_| Mutex::new(None)).collect(),
             missing: joins.iter().map(|join| AtomicUsize::new(join.ports)).collect(),
+            sent: (0..edges).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -43,6 +46,28 @@ impl<P> Cells<P> {
         for (missing, join) in self.missing.iter().zip(joins) {
             missing.store(join.ports, Ordering::Relaxed);
         }
+        for stamp in &self.sent {
+            stamp.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes when the item was put onto `edge`. What hands the item over makes it visible.
+    pub(crate) fn stamp(&self, edge: usize, at_ns: u64) {
+        self.sent[edge].store(at_ns.max(1), Ordering::Relaxed);
+    }
+
+    /// Takes the stamp of `edge`; 0 if there is none. Only the taker of the item calls this.
+    pub(crate) fn unstamp(&self, edge: usize) -> u64 {
+        let stamp = self.stamped(edge);
+        if stamp > 0 {
+            self.sent[edge].store(0, Ordering::Relaxed);
+        }
+        stamp
+    }
+
+    /// When the item was put onto `edge`; 0 if it was not.
+    pub(crate) fn stamped(&self, edge: usize) -> u64 {
+        self.sent[edge].load(Ordering::Relaxed)
     }
 
     /// Fills a port; `None` fills it with nothing but the fact that it was reached. True for the
@@ -70,7 +95,7 @@ mod tests {
     fn exactly_one_sender_completes_a_match() {
         let join = Join { index: 0, first: 0, ports: 4 };
         for _ in 0..200 {
-            let cells = Cells::<u64>::new(&[join]);
+            let cells = Cells::<u64>::new(&[join], 0);
             let completed: usize = std::thread::scope(|scope| {
                 let senders: Vec<_> = (0..4)
                     .map(|port| {
@@ -90,7 +115,7 @@ mod tests {
     #[test]
     fn joins_of_one_item_do_not_mix() {
         let joins = [Join { index: 0, first: 0, ports: 1 }, Join { index: 1, first: 1, ports: 2 }];
-        let cells = Cells::<u64>::new(&joins);
+        let cells = Cells::<u64>::new(&joins, 0);
         assert!(!cells.fill(joins[1], 1, Some(Err(ItemError::failed("no")))));
         assert!(cells.fill(joins[0], 0, Some(Ok(1))));
         assert!(cells.fill(joins[1], 0, None));

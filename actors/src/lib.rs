@@ -56,8 +56,11 @@
 //!
 //! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
 //! - `affinity`: pinning threads to processor cores, in `affinity`.
+//! - `tracing`: a span per firing and events for restarts, items that are not computed, and stops, for
+//!   a subscriber of the `tracing` crate. [`Trace`] needs no feature.
 #![forbid(unsafe_code)]
 
+mod advice;
 #[cfg(feature = "affinity")]
 pub mod affinity;
 mod batch;
@@ -74,6 +77,7 @@ mod engine;
 mod error;
 mod flow;
 mod gather;
+mod histogram;
 mod inbox;
 mod item;
 mod join;
@@ -82,9 +86,12 @@ mod metrics;
 mod operator;
 mod options;
 mod outbox;
+mod overlap;
 mod packet;
 mod payload;
 mod pipeline;
+mod profile;
+mod prometheus;
 mod queue;
 #[cfg(all(test, loom))]
 mod races;
@@ -95,6 +102,7 @@ mod replica;
 mod result;
 mod sink;
 mod source;
+mod spans;
 mod spawn;
 mod stage;
 mod state;
@@ -104,10 +112,12 @@ mod sync;
 pub mod synthetic;
 mod system;
 mod ticket;
+mod timeline;
 mod topology;
 mod trace;
 mod watch;
 mod weight;
+mod window;
 mod worker;
 
 #[doc = include_str!("PROTOCOL.md")]
@@ -118,22 +128,27 @@ pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
 pub use flow::{Flow, Fork};
+pub use histogram::{Histogram, Percentiles};
 pub use inbox::StageWaker;
 pub use metrics::{
-    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, PipelineState, Stats,
+    ActorStats, AdmissionStats, DeviceStats, EdgeStats, FanOutStats, Mark, PipelineState, Stats,
 };
-pub use operator::{Batching, Operator};
+pub use operator::{Batching, Operator, list_fn};
 pub use options::{Options, WhenFull};
 pub use outbox::Outbox;
+pub use overlap::{ActorReport, DeviceReport, OverlapReport};
 pub use packet::{Firing, Seq};
 pub use payload::Payload;
 pub use pipeline::{DrainFuture, Pipeline, PushFuture, StopReport};
+pub use profile::Profile;
 pub use reorder::{Reorder, ReorderError};
 pub use stage::{Factory, Stage, StageContext, stage_fn};
 pub use state::Binding;
 pub use stream::{Results, StreamHandle};
 pub use system::System;
 pub use ticket::Ticket;
+pub use timeline::Wait;
 pub use topology::{ActorId, InPort, OutPort, Topology, TopologyBuilder};
-pub use trace::{Trace, TraceActor, TraceEvent};
+pub use trace::{Trace, TraceActor, TraceEdge, TraceEvent, TraceItem};
 pub use watch::{Doing, OnStall, Stall, StalledActor, StalledEdge};
+pub use window::Window;

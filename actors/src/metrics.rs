@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuStats;
 use crate::depth::Work;
+use crate::histogram::Histogram;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, thread};
 use crate::watch::Stall;
 
@@ -40,7 +41,7 @@ pub(crate) struct Meter {
     service: AtomicU64,
     service_min: AtomicU64,
     service_max: AtomicU64,
-    /// Items that left the actor's inbox.
+    /// Items that left the edges into the actor: it fired for them, or passed them on.
     pub(crate) taken: AtomicU64,
     /// The most that lay in the inbox.
     peak: AtomicU64,
@@ -102,18 +103,17 @@ impl Meter {
         });
     }
 
-    /// Counts an item out of an inbox that held `level`.
-    pub(crate) fn took(&self, level: usize) {
+    /// Counts an item as gone from the edges into the actor.
+    pub(crate) fn took(&self) {
         add(&self.taken, 1);
+    }
+
+    /// Notes that the inbox held `level`.
+    pub(crate) fn held(&self, level: usize) {
         let level = level as u64;
         if level > self.peak.load(Ordering::Relaxed) {
             self.peak.store(level, Ordering::Relaxed);
         }
-    }
-
-    /// Takes an item out of the count that was put back for another replica.
-    pub(crate) fn put_back(&self) {
-        self.taken.store(self.taken.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
     }
 
     /// The most items that ever lay in the inbox.
@@ -239,7 +239,10 @@ impl EdgeMeter {
     pub(crate) fn send(&self, taken: Option<u64>) {
         let sent = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(taken) = taken {
-            self.peak.fetch_max(sent.saturating_sub(taken), Ordering::Relaxed);
+            let level = sent.saturating_sub(taken);
+            if level > self.peak.load(Ordering::Relaxed) {
+                self.peak.fetch_max(level, Ordering::Relaxed);
+            }
         }
     }
 
@@ -254,10 +257,11 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 }
 
 /// The state that a pipeline is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PipelineState {
     /// Takes and computes items.
+    #[default]
     Running,
     /// Finishes what is in flight, takes nothing more.
     Draining,
@@ -268,7 +272,7 @@ pub enum PipelineState {
 }
 
 /// The figures of a pipeline at one instant. Times are nanoseconds since the spawn.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stats {
     /// The name of the pipeline.
@@ -291,10 +295,19 @@ pub struct Stats {
     pub failed: u64,
     /// Those of them that a filter took out.
     pub filtered: u64,
-    /// The sum of the times from admission to result of the completed items.
-    pub latency_sum_ns: u64,
-    /// The longest of those times.
-    pub latency_max_ns: u64,
+    /// The times from admission to result of the completed items.
+    pub latency: Histogram,
+    /// When the first item was admitted.
+    pub first: Option<Mark>,
+    /// When the pipeline was last empty and an item was admitted.
+    pub began: Option<Mark>,
+    /// When, since then, as many items had been completed as may be in flight. From there on the
+    /// pipeline is steady.
+    pub filled: Option<Mark>,
+    /// The last completion before the last admission: after it, the pipeline only drains.
+    pub fed: Option<Mark>,
+    /// The last completion.
+    pub last: Option<Mark>,
     /// The actors, in the order of the topology; every replica for itself.
     pub actors: Vec<ActorStats>,
     /// The edges, in the order of the topology.
@@ -314,6 +327,42 @@ pub struct Stats {
     pub stall_count: u64,
     /// Actors whose thread was left behind at a stop, because it was stuck.
     pub detached: Vec<String>,
+}
+
+/// An instant, and how many items had been completed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Items completed by then.
+    pub items: u64,
+    /// The instant, in nanoseconds since the spawn.
+    pub at_ns: u64,
+}
+
+impl Mark {
+    /// Items completed per second from here to `later`; `None` if there was none.
+    #[must_use]
+    pub fn rate_to(self, later: Self) -> Option<f64> {
+        let items = later.items.checked_sub(self.items).filter(|items| *items > 0)?;
+        let ns = later.at_ns.checked_sub(self.at_ns).filter(|ns| *ns > 0)?;
+        Some(items as f64 * 1e9 / ns as f64)
+    }
+}
+
+impl Stats {
+    /// Items completed per second from the first admission to the last completion: filling, draining
+    /// and idleness in between included.
+    #[must_use]
+    pub fn overall_per_s(&self) -> Option<f64> {
+        self.first?.rate_to(self.last?)
+    }
+
+    /// Items completed per second since the pipeline was filled and as long as it was fed, measured
+    /// between two completions: neither filling nor draining nor idleness is in it. `None` if nothing
+    /// was completed in between.
+    #[must_use]
+    pub fn steady_per_s(&self) -> Option<f64> {
+        self.filled?.rate_to(self.fed?)
+    }
 }
 
 /// What waits in front of a pipeline, what was turned away there, and what its items weigh.
@@ -339,7 +388,7 @@ pub struct AdmissionStats {
 }
 
 /// The budget of a fan-out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FanOutStats {
     /// The name of its actor.
@@ -353,7 +402,7 @@ pub struct FanOutStats {
 }
 
 /// The figures of an actor, or of one replica of it. The four times add up to the time since the spawn.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ActorStats {
     /// Its name: that of its actor, or `actor/N` for replica `N` of it.
@@ -401,25 +450,42 @@ impl ActorStats {
 }
 
 /// The figures of an edge.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EdgeStats {
     /// The giving port, in words.
     pub from: String,
     /// The taking port, in words.
     pub to: String,
+    /// The number of the giving actor in [`Stats::actors`]; `None` for a source.
+    pub giver: Option<usize>,
+    /// The number of the taking actor in [`Stats::actors`]; `None` for a sink.
+    pub taker: Option<usize>,
     /// Items that went through it.
     pub sent: u64,
-    /// Items that lie in it now, in front of its actor.
+    /// Items that lie in it now: given, and not yet fired for or passed on by the taking actor. At
+    /// the sink, items whose other ports are still empty.
     pub level: u64,
     /// The most that ever lay in it.
     pub peak: u64,
     /// The most that can lie in it.
     pub capacity: usize,
+    /// The sum of the times that the items which left it had lain in it, from the end of the firing
+    /// that gave them to the begin of the one that took them: waiting for the taking actor, for its
+    /// other ports, and for a lane.
+    pub wait_sum_ns: u64,
+}
+
+impl EdgeStats {
+    /// The mean time that an item lay in it; 0 before the first left it.
+    #[must_use]
+    pub fn wait_mean_ns(&self) -> u64 {
+        self.wait_sum_ns.checked_div(self.sent.saturating_sub(self.level)).unwrap_or(0)
+    }
 }
 
 /// The figures of a device. Where pipelines share it, they are those of all of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// Its device string.

@@ -405,6 +405,34 @@ fn values<P>(children: Vec<Result<P, ItemError>>) -> Result<Vec<P>, ItemError> {
     ItemError::join(errors).map_or(Ok(values), Err)
 }
 
+/// A synchronous stage from a function of all inputs to the list on output 0: for a
+/// [`flat_map`](Operator::flat_map) of several inputs.
+///
+/// ```
+/// use brigade_actors::{Operator, Options, Pipeline, Topology, list_fn};
+///
+/// // The first input says how often the second one is repeated.
+/// let mut builder = Topology::<i64>::builder();
+/// let (count, value) = (builder.source("count"), builder.source("value"));
+/// let repeat = list_fn(|v: Vec<i64>| Ok(vec![v[1]; usize::try_from(v[0]).unwrap_or(0)]));
+/// let repeat = builder.operator("repeat", "cpu:0", Operator::flat_map(), 2, 1, repeat);
+/// let values = builder.sink("values");
+/// builder
+///     .connect(count, repeat.input(0))
+///     .connect(value, repeat.input(1))
+///     .connect(repeat.output(0), values);
+/// let pipeline = Pipeline::spawn(builder.build()?, Options::new())?;
+/// assert_eq!(pipeline.push(vec![3, 7])?.wait()?, [7, 7, 7]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn list_fn<P, F>(mut function: F) -> Factory<P>
+where
+    P: 'static,
+    F: FnMut(Vec<P>) -> Result<Vec<P>, ItemError> + Clone + Send + 'static,
+{
+    listing(move |firing: Firing<P>| function(firing.inputs))
+}
+
 /// A stage that emits the list that a function gives on port 0.
 fn listing<P, F>(function: F) -> Factory<P>
 where

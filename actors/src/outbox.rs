@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
 use crate::packet::{Delivery, Seq};
+use crate::spans::FiringSpan;
 use crate::sync::Arc;
 
 /// Takes the outputs of a stage and keeps account of its open firings.
@@ -27,6 +28,8 @@ pub struct Outbox<P> {
 pub(crate) struct OpenFiring<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) started: Instant,
+    /// Closed with the firing.
+    _span: FiringSpan,
     /// The stage was told that nobody wants it.
     pub(crate) cancelled: bool,
     /// The bytes of its inputs, where they count.
@@ -167,6 +170,7 @@ impl<P> Outbox<P> {
         started: Instant,
         bytes: usize,
         kept: Option<Kept<P>>,
+        span: FiringSpan,
     ) {
         let mut outputs = self.spare_outputs.pop().unwrap_or_default();
         let mut lists = Vec::new();
@@ -178,6 +182,7 @@ impl<P> Outbox<P> {
         self.open.push(OpenFiring {
             item,
             started,
+            _span: span,
             cancelled: false,
             bytes,
             kept,

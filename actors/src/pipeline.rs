@@ -14,6 +14,7 @@ use crate::inbox::StageWaker;
 use crate::metrics::{PipelineState, Stats};
 use crate::options::Options;
 use crate::payload::Payload;
+use crate::profile::Profile;
 #[cfg(feature = "control")]
 use crate::registry::ActorHandle;
 use crate::registry::Supervised;
@@ -235,6 +236,12 @@ impl<P: Payload> Pipeline<P> {
     #[must_use]
     pub fn trace(&self) -> Trace {
         self.engine().trace()
+    }
+
+    /// Where the time since the spawn went: figures, report and trace in one call.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        Profile::new(self.stats(), self.trace())
     }
 
     /// Has the stage of `actor` dropped and built anew, as soon as it holds no open firing. No item

@@ -197,7 +197,7 @@ impl<P: Payload> Engine<P> {
             if let Some(Waiting { item, inputs, bytes }) = next {
                 item.leave_queue();
                 item.weight.admit(bytes, charge);
-                self.inject(&item, inputs);
+                self.inject(&item, inputs, self.time(Instant::now()));
             }
             self.credits.injected().wake();
             line = lock(&self.queue.line);

@@ -125,7 +125,7 @@ impl<P: Payload> Engine<P> {
     ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
         match self.enter_flight(deadline, None, bytes, charge) {
             Ok(item) => {
-                self.inject(&item, inputs);
+                self.inject(&item, inputs, self.time(item.admitted));
                 Ok(item)
             }
             Err(kind) => Err(PushError::new(kind, inputs)),

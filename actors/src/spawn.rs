@@ -10,7 +10,7 @@ use crate::cpu::Ask;
 use crate::credit::Bounds;
 use crate::depth::{Tuner, Ways};
 use crate::edge::{Taker, Target};
-use crate::engine::{ActorCell, EdgeCell, End, Engine, LaneHold, Region, Wiring};
+use crate::engine::{ActorCell, EdgeCell, End, Engine, LaneHold, Region, SinkEdge, Wiring};
 use crate::error::{ErrorKind, ItemError, SpawnError};
 use crate::inbox::{Flags, Inbox, StageWaker};
 use crate::item::Shape;
@@ -244,7 +244,8 @@ struct Layout {
 impl Layout {
     fn new<P>(topology: &Topology<P>) -> Self {
         let Topology { sinks, actors, edges, regions, .. } = topology;
-        let mut shapes = vec![Shape::default(); regions.kinds.len()];
+        let shape = Shape { edges: edges.len(), ..Shape::default() };
+        let mut shapes = vec![shape; regions.kinds.len()];
         let mut cells = vec![0; shapes.len()];
         let mut join = |region: RegionId, ports: usize| {
             let (joins, first) = (&mut shapes[region].joins, cells[region]);
@@ -323,6 +324,14 @@ impl<P> Ends<P> {
         }
     }
 
+    /// A giving port, its actor named by its first thread.
+    fn giver_by_thread(&self, port: OutPort) -> OutPort {
+        match port {
+            OutPort::Actor { actor, port } => OutPort::Actor { actor: self.firsts[actor], port },
+            source @ OutPort::Source(_) => source,
+        }
+    }
+
     /// A taking port, its actor named by its first thread.
     fn by_thread(&self, port: InPort) -> InPort {
         match port {
@@ -382,6 +391,14 @@ fn capacities(regions: &Regions, root: usize, children: usize) -> Vec<usize> {
     capacities
 }
 
+/// The edges that end at an actor.
+fn arrivals(edges: &[Edge], me: usize) -> impl Iterator<Item = usize> {
+    let numbered = edges.iter().enumerate();
+    numbered
+        .filter(move |(_, edge)| matches!(edge.to, InPort::Actor { actor, .. } if actor == me))
+        .map(|(number, _)| number)
+}
+
 fn wire<P: Payload>(
     system: &System,
     topology: Topology<P>,
@@ -414,6 +431,7 @@ fn wire<P: Payload>(
         meter: Apart(EdgeMeter::default()),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
+        giver: ends.giver_by_thread(edge.from),
         taker: ends.by_thread(edge.to),
         capacity: match edge.to {
             InPort::Actor { actor, .. } => room(actor),
@@ -468,6 +486,7 @@ fn wire<P: Payload>(
                 bell: Arc::clone(inbox.bell()),
                 meter: Meter::new(origin),
                 ring: Ring::new(options.trace),
+                waited_ns: arrivals(&edges, number).map(|_| AtomicU64::new(0)).collect(),
                 lane: LaneHold::new(lanes, Seat::new(pipeline, spec.height)),
                 threads: 0,
                 pinned: Mutex::new(None),
@@ -502,12 +521,21 @@ fn wire<P: Payload>(
             .collect(),
         child_bytes: options.child_bytes,
         sinks: sinks.len(),
+        sink_edges: (0..edges.len())
+            .filter(|edge| {
+                // Children and batches do not lie at the sink themselves.
+                let reached = &ends.layout.reached;
+                matches!(edges[*edge].to, InPort::Sink(port) if reached[port] == ROOT)
+            })
+            .map(SinkEdge::new)
+            .collect(),
         actors: actor_cells,
         edges: edge_cells,
         devices,
         budget: Arc::clone(budget),
         notices,
         origin,
+        trace: options.trace,
     }));
     let enough: Vec<usize> =
         (0..regions.kinds.len()).map(|region| regions.depth(region, &actors, &edges)).collect();
@@ -560,6 +588,7 @@ fn wire<P: Payload>(
                 inbox,
                 inputs: spec.inputs,
                 join: ends.layout.joins[number],
+                arrivals: arrivals(&edges, number).collect(),
                 routes: out_ports.map(|port| ends.targets(&edges, port)).collect(),
                 done: ends.layout.done[number],
                 factory: Arc::clone(&factory),

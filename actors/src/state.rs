@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, ItemError};
@@ -174,7 +175,10 @@ impl<P: Payload> Carried<P> {
                     .and_then(|()| complete(inputs, engine.sources.len())),
             };
             match bound {
-                Ok(inputs) => return engine.inject(&item, inputs),
+                Ok(inputs) => {
+                    let now = engine.time(Instant::now());
+                    return engine.inject(&item, inputs, now);
+                }
                 Err(error) => {
                     let error = error.at(None, item.seq);
                     lock(&self.state).lost.get_or_insert(error.clone());

@@ -1,8 +1,7 @@
 //! Who computed what, when.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +29,28 @@ pub struct TraceActor {
     pub device: String,
 }
 
+/// An edge of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceEdge {
+    /// Its two ports, in words.
+    pub name: String,
+    /// The number of the giving actor in [`Trace::actors`]; `None` for a source.
+    pub from: Option<usize>,
+    /// The number of the taking actor; `None` for a sink.
+    pub to: Option<usize>,
+}
+
+/// An item of a trace. Times are nanoseconds since the spawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceItem {
+    /// Its number.
+    pub seq: u64,
+    /// When it was admitted.
+    pub admitted_ns: u64,
+    /// When it left the pipeline; `None` while it is in flight.
+    pub completed_ns: Option<u64>,
+}
+
 /// The events of a run, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
@@ -37,9 +58,13 @@ pub struct Trace {
     pub pipeline: String,
     /// The actors, in the order of the topology.
     pub actors: Vec<TraceActor>,
+    /// The edges, in the order of the topology.
+    pub edges: Vec<TraceEdge>,
+    /// The items, by their number.
+    pub items: Vec<TraceItem>,
     /// The events, by their start.
     pub events: Vec<TraceEvent>,
-    /// Events that were dropped because the rings were full: the oldest go first.
+    /// Events and items that were dropped because the rings were full: the oldest go first.
     pub dropped: u64,
 }
 
@@ -67,6 +92,25 @@ impl Ring {
         state.0.push_back((seq, start_ns, end_ns));
     }
 
+    /// Adds what the ring of the items holds to a trace, and the items that are in flight.
+    pub(crate) fn export_items(&self, in_flight: Vec<(u64, u64)>, trace: &mut Trace) {
+        if self.capacity == 0 {
+            return;
+        }
+        let open = in_flight.into_iter().map(|(seq, admitted_ns)| (seq, admitted_ns, None));
+        let mut items: BTreeMap<u64, TraceItem> = open
+            .map(|(seq, admitted_ns, completed_ns)| {
+                (seq, TraceItem { seq, admitted_ns, completed_ns })
+            })
+            .collect();
+        let state = lock(&self.state);
+        trace.dropped += state.1;
+        for &(seq, admitted_ns, completed_ns) in &state.0 {
+            items.insert(seq, TraceItem { seq, admitted_ns, completed_ns: Some(completed_ns) });
+        }
+        trace.items.extend(items.into_values());
+    }
+
     pub(crate) fn export(&self, actor: usize, trace: &mut Trace) {
         let state = lock(&self.state);
         trace.dropped += state.1;
@@ -81,57 +125,11 @@ impl Ring {
 }
 
 impl Trace {
-    /// The time in which at least `actors` actors were busy together.
-    #[must_use]
-    pub fn busy_together(&self, actors: usize) -> Duration {
-        if actors == 0 {
-            return Duration::ZERO;
-        }
-        let mut edges: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * self.events.len());
-        for event in self.events.iter().filter(|event| event.end_ns > event.start_ns) {
-            edges.push((event.start_ns, true, event.actor));
-            edges.push((event.end_ns, false, event.actor));
-        }
-        // At one instant ends come before starts, so that touching intervals do not overlap.
-        edges.sort_unstable();
-        let mut open: HashMap<usize, usize> = HashMap::new();
-        let mut busy = 0;
-        let mut since = 0;
-        let mut together = 0;
-        for (at, starts, actor) in edges {
-            if busy >= actors {
-                together += at - since;
-            }
-            since = at;
-            let count = open.entry(actor).or_default();
-            if starts {
-                busy += usize::from(*count == 0);
-                *count += 1;
-            } else {
-                *count = count.saturating_sub(1);
-                busy -= usize::from(*count == 0);
-            }
-        }
-        Duration::from_nanos(together)
-    }
-
-    /// The time in which at least two actors were busy together: the proof that they overlapped.
-    ///
-    /// ```
-    /// use brigade_actors::{Trace, TraceEvent};
-    ///
-    /// let event = |actor, start_ns, end_ns| TraceEvent { actor, seq: 0, start_ns, end_ns };
-    /// let events = vec![event(0, 0, 100), event(1, 60, 160)];
-    /// let trace = Trace { events, ..Trace::default() };
-    /// assert_eq!(trace.overlap().as_nanos(), 40);
-    /// ```
-    #[must_use]
-    pub fn overlap(&self) -> Duration {
-        self.busy_together(2)
-    }
-
-    /// The trace in the Chrome trace format, which Perfetto opens: one lane per actor, and one flow
-    /// arrow per item from actor to actor. The number of dropped events is in `otherData`.
+    /// The trace in the Chrome trace format, which Perfetto opens: one lane per actor, one flow arrow
+    /// per item from actor to actor, one counter per edge (the items that lie in it) and one for the
+    /// items in flight. The number of dropped events is in `otherData`; what misses its other half
+    /// because of that is in no counter. An item that fans out, or is batched, counts once on each edge
+    /// that its parts take, as long as one of them may lie there.
     #[must_use]
     pub fn to_chrome_json(&self) -> String {
         let mut json = String::from("{\"displayTimeUnit\":\"ms\",\"otherData\":{\"pipeline\":");
@@ -182,8 +180,63 @@ impl Trace {
                 );
             }
         }
+        let firings = self.firings();
+        for edge in &self.edges {
+            let stays = self.items.iter().filter_map(|item| self.stay(edge, item, &firings));
+            counter(&mut json, &format!("level: {}", edge.name), stays);
+        }
+        let flights = self.items.iter().map(|item| (item.admitted_ns, item.completed_ns));
+        counter(&mut json, "in flight", flights);
         json.push_str("]}");
         json
+    }
+
+    /// For each actor and item, when its first firing ended and when its last one started: children
+    /// and batches have the number of their item.
+    fn firings(&self) -> HashMap<(usize, u64), (u64, u64)> {
+        let mut firings = HashMap::new();
+        for event in &self.events {
+            let known = firings.entry((event.actor, event.seq));
+            let (ended, started) = known.or_insert((event.end_ns, event.start_ns));
+            *ended = event.end_ns.min(*ended);
+            *started = event.start_ns.max(*started);
+        }
+        firings
+    }
+
+    /// When an item was put onto an edge, and when it left it, as far as the events tell. An item
+    /// that was passed on without a firing left with its completion.
+    fn stay(
+        &self,
+        edge: &TraceEdge,
+        item: &TraceItem,
+        firings: &HashMap<(usize, u64), (u64, u64)>,
+    ) -> Option<(u64, Option<u64>)> {
+        let entered = match edge.from {
+            None => item.admitted_ns,
+            Some(actor) => firings.get(&(actor, item.seq))?.0,
+        };
+        let taken = edge.to.and_then(|actor| firings.get(&(actor, item.seq)));
+        let left = taken.map(|(_, started)| *started).or(item.completed_ns);
+        Some((entered, left.map(|left| left.max(entered))))
+    }
+}
+
+/// Writes a counter of how many of these stays are under way.
+fn counter(json: &mut String, name: &str, stays: impl Iterator<Item = (u64, Option<u64>)>) {
+    let mut changes: BTreeMap<u64, i64> = BTreeMap::new();
+    for (from, to) in stays {
+        *changes.entry(from).or_default() += 1;
+        if let Some(to) = to {
+            *changes.entry(to).or_default() -= 1;
+        }
+    }
+    let mut level = 0;
+    for (at, change) in changes {
+        level += change;
+        json.push_str(",{\"ph\":\"C\",\"pid\":1,\"name\":");
+        text(json, name);
+        let _ = write!(json, ",\"ts\":{},\"args\":{{\"items\":{level}}}}}", micros(at));
     }
 }
 
@@ -216,21 +269,6 @@ mod tests {
     }
 
     #[test]
-    fn overlap_counts_actors_not_firings() {
-        // One actor with two firings open at once is one busy actor.
-        let events = vec![event(0, 0, 0, 100), event(0, 1, 50, 150)];
-        let mut trace = Trace { events, ..Trace::default() };
-        assert_eq!(trace.overlap(), Duration::ZERO);
-        // Touching is not overlapping.
-        trace.events.push(event(1, 0, 150, 300));
-        assert_eq!(trace.overlap(), Duration::ZERO);
-        trace.events.push(event(2, 0, 140, 160));
-        assert_eq!(trace.overlap(), Duration::from_nanos(20));
-        assert_eq!(trace.busy_together(3), Duration::ZERO);
-        assert_eq!(trace.busy_together(1), Duration::from_nanos(300));
-    }
-
-    #[test]
     fn a_full_ring_drops_the_oldest_and_counts() {
         let ring = Ring::new(2);
         for seq in 0..5 {
@@ -250,6 +288,7 @@ mod tests {
             actors: vec![actor("first"), actor("second"), actor("third")],
             events: vec![event(0, 7, 1000, 2500), event(1, 7, 2500, 4001), event(2, 7, 5000, 6000)],
             dropped: 2,
+            ..Trace::default()
         };
         let json: serde_json::Value = serde_json::from_str(&trace.to_chrome_json()).unwrap();
         assert_eq!(json["otherData"]["dropped"], 2);

@@ -19,6 +19,7 @@ use crate::packet::{Delivery, Firing, Message, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::replica::SharedFactory;
+use crate::spans::{self, FiringSpan};
 use crate::stage::{Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, guarded};
 use crate::sync::{Arc, Ordering, Sender, lock, thread};
@@ -31,6 +32,8 @@ pub(crate) struct Seed<P> {
     /// How many input ports there are, and where the cells lie if there are several.
     pub(crate) inputs: usize,
     pub(crate) join: Option<Join>,
+    /// The edges that end here.
+    pub(crate) arrivals: Vec<usize>,
     /// For each output port, who takes from it.
     pub(crate) routes: Vec<Vec<Target<P>>>,
     /// The sink port that this actor reports to, if nobody takes anything from it.
@@ -230,6 +233,7 @@ impl<P: Payload> Actor<P> {
             self.seed.inbox.flags().lower(Flags::RESTART);
             self.drop_stage();
             self.cell().meter.restarted();
+            spans::restarted(&self.cell().name, self.attempt);
             self.build()?;
             self.now = None;
         }
@@ -335,25 +339,16 @@ impl<P: Payload> Actor<P> {
     fn take_in(&mut self, message: Message<P>, level: usize) {
         // What lies in front of a join is counted by its edges.
         let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
+        self.cell().meter.held(level);
         let mut inputs = self.outbox.inputs();
         let mut children = Vec::new();
         let (item, error) = match message {
-            Message::Packet(item, delivery) => {
-                let past =
-                    matches!(self.seed.duty, Duty::Unbatch { region, .. } if item.region != region);
-                if !past {
-                    self.cell().meter.took(level);
-                }
-                match delivery {
-                    Ok(payload) => {
-                        inputs.push(payload);
-                        (item, None)
-                    }
-                    Err(error) => (item, Some(error)),
-                }
+            Message::Packet(item, Ok(payload)) => {
+                inputs.push(payload);
+                (item, None)
             }
+            Message::Packet(item, Err(error)) => (item, Some(error)),
             Message::Ready(item) => {
-                self.cell().meter.took(level);
                 let error = match self.seed.duty {
                     Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
                         Ok(list) => {
@@ -368,7 +363,6 @@ impl<P: Payload> Actor<P> {
                 (item, error)
             }
             Message::Gathered(work) => {
-                self.cell().meter.took(level);
                 self.outbox.recycle(inputs);
                 self.backlog.push_back(work);
                 return;
@@ -424,14 +418,16 @@ impl<P: Payload> Actor<P> {
         }
         if matches!(self.seed.duty, Duty::Merge) {
             let now = self.now.unwrap_or_else(Instant::now);
+            self.leave_edges(&work.item, now);
             self.cell().meter.fired(now, now, false, None);
             let engine = &self.seed.engine;
             let bytes = engine.weigh(work.inputs.iter().flatten());
             if bytes > 0 {
                 engine.drop_bytes(&work.item, bytes);
             }
+            let at = engine.time(now);
             for payload in work.inputs.into_iter().flatten() {
-                self.send(&work.item, 0, payload);
+                self.send(&work.item, 0, payload, at);
             }
             self.report_done(&work.item, None);
             return Fired::Yes;
@@ -466,6 +462,7 @@ impl<P: Payload> Actor<P> {
         }
         let started = now;
         self.cell().meter.enter_at(Phase::Busy, started);
+        self.leave_edges(&work.item, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let engine = &self.seed.engine;
         let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
@@ -487,11 +484,12 @@ impl<P: Payload> Actor<P> {
             stream: item.stream.as_ref().map(|stream| stream.id),
             deadline: item.deadline,
         };
-        self.outbox.begin(item, started, bytes, kept);
+        let span = FiringSpan::new(&self.cell().name, &self.cell().device, seq);
+        self.outbox.begin(item, started, bytes, kept, span.share());
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
-        match guarded("the stage", || Ok(stage.submit(firing, outbox))) {
+        match guarded("the stage", || Ok(span.within(|| stage.submit(firing, outbox)))) {
             Ok(verdict) => {
                 if let Some(closed) = self.outbox.end(verdict) {
                     self.close(closed);
@@ -504,8 +502,38 @@ impl<P: Payload> Actor<P> {
 
     /// Passes an item on as an error without computing it.
     pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+        let now = Instant::now();
+        self.leave_edges(item, now);
+        spans::dropped(&self.cell().name, item.seq, &error);
         self.cell().meter.skipped();
-        self.forward_error(item, error);
+        self.forward_error(item, error, now);
+    }
+
+    /// Counts an item as gone from the edges that end here: a batch that was made here counts for its
+    /// members, and what never lay in them, or left them before, does not count.
+    fn leave_edges(&self, item: &Item<P>, at: Instant) {
+        let now = self.seed.engine.time(at);
+        match &self.seed.duty {
+            Duty::Batch(batcher) if item.region == batcher.region => {
+                item.members().iter().for_each(|member| self.leave(member, now));
+            }
+            _ => self.leave(item, now),
+        }
+    }
+
+    fn leave(&self, item: &Item<P>, now: u64) {
+        let cell = self.cell();
+        let mut lay_there = false;
+        for (edge, waited) in self.seed.arrivals.iter().zip(&cell.waited_ns) {
+            let since = item.cells.unstamp(*edge);
+            if since > 0 {
+                lay_there = true;
+                waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+            }
+        }
+        if lay_there {
+            cell.meter.took();
+        }
     }
 
     /// Books a complete firing and sends its outputs on.
@@ -529,7 +557,8 @@ impl<P: Payload> Actor<P> {
             let handles = 1 + usize::from(kept.is_some() && !again);
             engine.drop_bytes(&item, handles * bytes);
         }
-        cell.ring.record(item.seq.number(), engine.time(started), engine.time(ended));
+        let at = engine.time(ended);
+        cell.ring.record(item.seq.number(), engine.time(started), at);
         if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
             cell.meter.retried();
             // Among what waits, it keeps the place that its number gives it.
@@ -541,11 +570,11 @@ impl<P: Payload> Actor<P> {
         }
         let mut outputs = match outcome {
             Ok(outputs) => outputs,
-            Err(error) => return self.forward_error(&item, error),
+            Err(error) => return self.forward_error(&item, error, ended),
         };
         match &self.seed.duty {
-            Duty::FlatMap { region } => self.fan_out(*region, &item, lists),
-            Duty::Unbatch { .. } => self.unbatch(&item, lists),
+            Duty::FlatMap { region } => self.fan_out(*region, &item, lists, at),
+            Duty::Unbatch { .. } => self.unbatch(&item, lists, at),
             duty => {
                 if let Duty::Batch(batcher) = duty {
                     engine.enters(batcher.region, 1);
@@ -553,12 +582,12 @@ impl<P: Payload> Actor<P> {
                 if let ([targets], None) = (self.seed.routes.as_slice(), self.seed.done) {
                     // The handle itself goes on, so that its count stays as it is.
                     if let Some(payload) = outputs.pop().flatten() {
-                        engine.send(targets, item, payload);
+                        engine.send(targets, item, payload, at);
                     }
                 } else {
                     for (port, payload) in outputs.drain(..).enumerate() {
                         if let Some(payload) = payload {
-                            self.send(&item, port, payload);
+                            self.send(&item, port, payload, at);
                         }
                     }
                     self.report_done(&item, None);
@@ -569,9 +598,10 @@ impl<P: Payload> Actor<P> {
     }
 
     /// Sends an item on as an error, in the way of the actor's duty.
-    fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+    fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError, at: Instant) {
         let error = item.blame(error, &self.cell().actor);
         let engine = &self.seed.engine;
+        let at = engine.time(at);
         match &self.seed.duty {
             Duty::FlatMap { region } if self.seed.done.is_none() => {
                 engine.end_children(*region, item, 0, Some(&error));
@@ -595,10 +625,10 @@ impl<P: Payload> Actor<P> {
                     return;
                 }
                 for member in item.members() {
-                    self.send_error(member, &error.clone().at(None, member.seq));
+                    self.send_error(member, &error.clone().at(None, member.seq), at);
                 }
             }
-            _ => self.send_error(item, &error),
+            _ => self.send_error(item, &error, at),
         }
     }
 
@@ -624,15 +654,15 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P) {
+    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
         if let Some(targets) = self.seed.routes.get(port) {
-            self.seed.engine.send(targets, Arc::clone(item), payload);
+            self.seed.engine.send(targets, Arc::clone(item), payload, at_ns);
         }
     }
 
-    pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError) {
+    pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError, at_ns: u64) {
         for targets in &self.seed.routes {
-            self.seed.engine.send_error(targets, item, error);
+            self.seed.engine.send_error(targets, item, error, at_ns);
         }
         self.report_done(item, Some(error));
     }
@@ -645,6 +675,7 @@ impl<P: Payload> Actor<P> {
 
     /// Ends what a stage held that went down, and builds another one. False if the pipeline failed.
     fn recover(&mut self, cause: &ItemError) -> bool {
+        spans::went_down(&self.cell().name, cause);
         self.outbox.fail_all(cause);
         while let Some(closed) = self.outbox.next_complete() {
             self.close(closed);
@@ -661,6 +692,7 @@ impl<P: Payload> Actor<P> {
                 return false;
             }
             self.cell().meter.restarted();
+            spans::restarted(&self.cell().name, self.attempt);
             match self.build() {
                 Ok(()) => return true,
                 Err(error) => cause = error,
@@ -675,7 +707,6 @@ impl<P: Payload> Actor<P> {
                 self.backlog.push_front(work);
                 return;
             }
-            self.cell().meter.put_back();
         }
     }
 

@@ -31,7 +31,7 @@ fn measure(pipeline: &Pipeline<i64>, warm: i64, items: i64) -> (f64, Duration) {
 
 fn latency(before: &Stats, after: &Stats) -> Duration {
     let items = after.completed - before.completed;
-    Duration::from_nanos((after.latency_sum_ns - before.latency_sum_ns) / items.max(1))
+    Duration::from_nanos((after.latency.sum_ns() - before.latency.sum_ns()) / items.max(1))
 }
 
 /// Runs `attempt` until it holds, a few times at most: a machine that is busy with other things

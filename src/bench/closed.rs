@@ -8,8 +8,7 @@ use serde::Serialize;
 
 use super::feed::feed;
 use super::interval::{Difference, Interval, Percentiles, median};
-use super::report::{ActorShare, DeviceReport};
-use super::{Measured, PipelineReport};
+use super::{ActorShare, DeviceReport, Measured, PipelineReport};
 use crate::error::{Result, bail, err};
 use crate::pipeline::{HeteroExecutable, Pipeline};
 use crate::tensor::Value;

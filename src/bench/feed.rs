@@ -28,7 +28,7 @@ pub struct Measured {
 impl Measured {
     /// The report of what was measured.
     pub fn report(&self) -> PipelineReport {
-        PipelineReport::between(&self.before, &self.after, self.steady)
+        PipelineReport::new(&self.after.since(&self.before))
     }
 }
 

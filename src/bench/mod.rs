@@ -7,9 +7,10 @@ mod report;
 mod resident;
 mod synthetic;
 
+pub use brigade_actors::{ActorReport, DeviceReport, OverlapReport as PipelineReport};
 pub use closed::{ClosedLoop, ClosedReport, Inputs, ReplicasOfWhole, Round};
 pub use feed::{Measured, stream};
 pub use interval::{Difference, Interval, Percentiles};
-pub use report::{ActorReport, ActorShare, DeviceReport, PipelineReport};
+pub use report::ActorShare;
 pub use resident::{peak_resident_bytes, resident_bytes};
 pub use synthetic::{SyntheticChain, SyntheticReport, SyntheticRun};

@@ -337,7 +337,7 @@ impl SyntheticChain {
         let (throughput, sequential) = (median(&steady), median(&sequential));
         let bound = self.bound_per_s();
         let actors = seen
-            .map(|(before, after)| PipelineReport::between(&before, &after, false).actors)
+            .map(|(before, after)| PipelineReport::new(&after.since(&before)).actors)
             .unwrap_or_default();
         Ok(SyntheticReport {
             synthetic: self.text.clone(),

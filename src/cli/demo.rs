@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use brigade_actors::Window;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
@@ -11,7 +12,7 @@ use super::failure::Outcome;
 use super::memory::Memory;
 use super::placing::Placing;
 use super::table::table;
-use crate::bench::{self, PipelineReport};
+use crate::bench;
 use crate::error::{Result, bail, err};
 use crate::import::{self, Limits};
 use crate::partition::PlanReport;
@@ -167,18 +168,17 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let after = time_sequential(&sequential, &data, budget(0.2), &bar)?;
     bar.finish_and_clear();
 
-    let report = measured.report();
+    let report = measured.report().with_solo(&solo);
     let per_item = data.images as f64 / data.batches.len() as f64;
     let sequential_rate = (before.0 + after.0) / (before.1 + after.1);
     let streaming_rate = report.items_per_s * per_item;
     let stages: Vec<Stage> = report
         .actors
         .iter()
-        .zip(&solo.actors)
-        .map(|(together, alone)| Stage {
+        .map(|together| Stage {
             actor: together.name.clone(),
             device: together.device.clone(),
-            solo_ms: alone.service_us / 1e3,
+            solo_ms: together.solo_us.unwrap_or_default() / 1e3,
             streaming_ms: together.service_us / 1e3,
             busy: together.busy,
             starved: together.starved,
@@ -258,7 +258,7 @@ fn time_sequential(
 }
 
 /// The pipeline with one micro-batch in it at a time: each stage works alone.
-fn time_solo(pipeline: &Pipeline, data: &Data, budget: Duration) -> Result<PipelineReport> {
+fn time_solo(pipeline: &Pipeline, data: &Data, budget: Duration) -> Result<Window> {
     const LEAST: usize = 8;
     let before = pipeline.stats();
     let began = Instant::now();
@@ -267,7 +267,7 @@ fn time_solo(pipeline: &Pipeline, data: &Data, budget: Duration) -> Result<Pipel
         pipeline.push(data.feed(n % data.batches.len()))?.wait()?;
         n += 1;
     }
-    Ok(PipelineReport::between(&before, &pipeline.stats(), false))
+    Ok(pipeline.stats().since(&before))
 }
 
 /// Streams whole passes, at least one; every result must be equal to the sequential one.

@@ -325,6 +325,10 @@ impl HeteroExecutable {
         Ok(out)
     }
 
+    pub(crate) fn prepared(&self) -> &Prepared {
+        &self.prepared
+    }
+
     /// How many segments there are.
     pub fn num_segments(&self) -> usize {
         self.split().segments().len()

@@ -272,6 +272,12 @@ impl Pipeline {
         self.inner.actors.trace()
     }
 
+    /// Where the time since the spawn went: per actor its device and how much it ran, waited and handed
+    /// over; throughput, bound and bottleneck; the trace, if the pipeline was spawned with one.
+    pub fn profile(&self) -> actors::Profile {
+        self.inner.actors.profile()
+    }
+
     /// How many items may be in flight.
     pub fn in_flight_limit(&self) -> usize {
         self.inner.actors.in_flight_limit()

@@ -9,6 +9,7 @@ mod executable;
 mod handle;
 pub mod placement;
 mod prepared;
+mod splice;
 mod stage;
 mod state;
 

@@ -1,6 +1,7 @@
 //! A compiled segment as the stage of a device actor.
 
 use std::any::Any;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -149,14 +150,18 @@ struct SegmentStage {
     open: Vec<Open>,
 }
 
-impl Stage<Value> for SegmentStage {
+impl<P> Stage<P> for SegmentStage
+where
+    P: From<Value> + TryInto<Value>,
+    P::Error: Display,
+{
     fn slots(&self) -> usize {
         self.instance.slots()
     }
 
-    fn submit(&mut self, firing: Firing<Value>, out: &mut Outbox<Value>) -> Result<(), ItemError> {
+    fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
         let number = self.next;
-        let submitted = local(&self.device, firing.inputs)
+        let submitted = local(&self.device, values(firing.inputs)?)
             .and_then(|inputs| self.instance.submit(number, inputs))
             .and_then(|submitted| match submitted {
                 Submitted::Done(outputs) => {
@@ -168,7 +173,7 @@ impl Stage<Value> for SegmentStage {
         match submitted {
             Submitted::Done(outputs) => {
                 for (port, value) in outputs.into_iter().enumerate() {
-                    out.emit(port, value);
+                    out.emit(port, value.into());
                 }
             }
             Submitted::Pending => {
@@ -180,7 +185,7 @@ impl Stage<Value> for SegmentStage {
         Ok(())
     }
 
-    fn poll(&mut self, out: &mut Outbox<Value>) -> Result<(), ItemError> {
+    fn poll(&mut self, out: &mut Outbox<P>) -> Result<(), ItemError> {
         let Self { instance, device, outputs: needed, open, .. } = self;
         let polled = instance.poll(&mut |number, result| {
             let Some(at) = open.iter().position(|o| o.number == number) else { return };
@@ -189,7 +194,7 @@ impl Stage<Value> for SegmentStage {
                 Ok(outputs) if outputs.is_empty() => out.finish(seq),
                 Ok(outputs) => {
                     for (port, value) in outputs.into_iter().enumerate() {
-                        out.emit_for(seq, port, value);
+                        out.emit_for(seq, port, value.into());
                     }
                 }
                 Err(e) => out.fail(seq, ItemError::from_error(e)),
@@ -201,10 +206,31 @@ impl Stage<Value> for SegmentStage {
         polled.map_err(ItemError::from_error)
     }
 
-    fn cancel(&mut self, seq: Seq, _out: &mut Outbox<Value>) {
+    fn cancel(&mut self, seq: Seq, _out: &mut Outbox<P>) {
         for open in self.open.iter().filter(|o| o.seq == seq) {
             self.instance.cancel(open.number);
         }
+    }
+}
+
+/// What the ports of a segment were given, as values.
+fn values<P>(inputs: Vec<P>) -> Result<Vec<Value>, ItemError>
+where
+    P: TryInto<Value>,
+    P::Error: Display,
+{
+    let value = |(port, payload): (usize, P)| {
+        payload.try_into().map_err(|e| {
+            ItemError::failed(format!("input {port} of the segment is not a value: {e}"))
+        })
+    };
+    inputs.into_iter().enumerate().map(value).collect()
+}
+
+/// So that functions between models can use `?`.
+impl From<Error> for ItemError {
+    fn from(error: Error) -> Self {
+        Self::from_error(error)
     }
 }
 
@@ -223,11 +249,15 @@ impl Wake for ActorWaker {
 
 /// Builds instances of a compiled segment whose outputs are needed there, on the thread of the
 /// actor that asks.
-pub(crate) fn factory(
+pub(crate) fn factory<P>(
     segment: Arc<dyn CompiledSegment>,
     device: DeviceId,
     outputs: Vec<Delivery>,
-) -> Factory<Value> {
+) -> Factory<P>
+where
+    P: Payload + From<Value> + TryInto<Value>,
+    <P as TryInto<Value>>::Error: Display,
+{
     Box::new(move |context| {
         let options = InstanceOptions {
             waker: Waker::from(Arc::new(ActorWaker(context.waker))),

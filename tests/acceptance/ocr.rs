@@ -6,117 +6,24 @@ use brigade::{Pipeline, Tensor, Value};
 
 use super::models;
 
-/// Probability above which a pixel belongs to text.
-const THRESHOLD: f32 = 0.3;
-/// Height of a line for the classifier and the recogniser.
-const HEIGHT: usize = 48;
+#[path = "../../examples/ocr/picture.rs"]
+mod picture;
+#[path = "../../examples/ocr/reader.rs"]
+mod reader;
 
-/// A picture as the models take it: three channels, normalised.
-struct Picture {
-    height: usize,
-    width: usize,
-    data: Vec<f32>,
-}
+use picture::{Picture, lines, spell, variants};
+use reader::{HEIGHT, Reader, Token};
 
-impl Picture {
-    fn at(&self, c: usize, y: usize, x: usize) -> f32 {
-        self.data[(c * self.height + y) * self.width + x]
-    }
+/// What is written on the page.
+const LINES: [&str; 4] = [
+    "Actor mailboxes are bounded.",
+    "Stage 2 waits for stage 1.",
+    "Total 1,284.50 EUR",
+    "Invoice 2024-06-07",
+];
 
-    fn crop(&self, (y0, y1): (usize, usize), (x0, x1): (usize, usize)) -> Self {
-        let mut data = Vec::new();
-        for c in 0..3 {
-            for y in y0..y1 {
-                data.extend((x0..x1).map(|x| self.at(c, y, x)));
-            }
-        }
-        Self { height: y1 - y0, width: x1 - x0, data }
-    }
-
-    /// Bilinear, with half-pixel centres.
-    fn resize(&self, height: usize, width: usize) -> Self {
-        let place = |i: usize, to: usize, from: usize| {
-            let p =
-                ((i as f32 + 0.5) * from as f32 / to as f32 - 0.5).clamp(0.0, from as f32 - 1.0);
-            let low = p.floor() as usize;
-            (low, (low + 1).min(from - 1), p - p.floor())
-        };
-        let mut data = Vec::new();
-        for c in 0..3 {
-            for y in 0..height {
-                let (y0, y1, fy) = place(y, height, self.height);
-                for x in 0..width {
-                    let (x0, x1, fx) = place(x, width, self.width);
-                    let top = self.at(c, y0, x0) * (1.0 - fx) + self.at(c, y0, x1) * fx;
-                    let low = self.at(c, y1, x0) * (1.0 - fx) + self.at(c, y1, x1) * fx;
-                    data.push(top * (1.0 - fy) + low * fy);
-                }
-            }
-        }
-        Self { height, width, data }
-    }
-
-    fn turned(&self) -> Self {
-        let plane = self.height * self.width;
-        let data = self.data.chunks(plane).flat_map(|p| p.iter().rev().copied()).collect();
-        Self { height: self.height, width: self.width, data }
-    }
-
-    fn tensor(&self) -> Tensor {
-        Tensor::from_slice([1, 3, self.height, self.width], &self.data).unwrap()
-    }
-}
-
-/// Runs of indices for which `inside` holds.
-fn runs(length: usize, inside: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    let mut start = None;
-    for i in 0..=length {
-        match (start, i < length && inside(i)) {
-            (None, true) => start = Some(i),
-            (Some(s), false) => {
-                found.push((s, i));
-                start = None;
-            }
-            _ => {}
-        }
-    }
-    found
-}
-
-/// The boxes of the lines in a probability map, from top to bottom. The map marks the core of a
-/// line; a line is about half its core's height larger on each side.
-fn lines(map: &[f32], height: usize, width: usize) -> Vec<((usize, usize), (usize, usize))> {
-    let row = |y: usize| map[y * width..(y + 1) * width].iter().any(|p| *p > THRESHOLD);
-    let mut boxes = Vec::new();
-    for (y0, y1) in runs(height, row) {
-        let column = |x: usize| (y0..y1).any(|y| map[y * width + x] > THRESHOLD);
-        let columns = runs(width, column);
-        let (x0, x1) = (columns[0].0, columns[columns.len() - 1].1);
-        let grow = (y1 - y0) / 2 + 1;
-        boxes.push((
-            (y0.saturating_sub(grow), (y1 + grow).min(height)),
-            (x0.saturating_sub(grow), (x1 + grow).min(width)),
-        ));
-    }
-    boxes
-}
-
-/// The text of greedy CTC: the best class at each step, repeats and blanks dropped.
 fn decode(steps: &Tensor, graph: &Graph) -> String {
-    let mut table: Vec<&str> = vec![""];
-    table.extend(graph.metadata["character"].split('\n'));
-    table.push(" ");
-    let classes = steps.shape()[2];
-    let (mut text, mut last) = (String::new(), usize::MAX);
-    for row in steps.as_slice::<f32>().unwrap().chunks(classes) {
-        let best = (0..classes).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
-        if best != last && best > 0 && best < table.len() {
-            text.push_str(table[best]);
-        }
-        last = best;
-    }
-    text
+    spell(steps, &graph.metadata["character"]).unwrap()
 }
 
 fn spawn(graph: &Graph, shape: &[usize]) -> Pipeline {
@@ -129,22 +36,25 @@ fn spawn(graph: &Graph, shape: &[usize]) -> Pipeline {
 }
 
 fn run(pipeline: &Pipeline, picture: &Picture) -> Tensor {
-    let outputs: Vec<Value> = pipeline.run([("x", picture.tensor())]).unwrap();
+    let outputs: Vec<Value> = pipeline.run([("x", picture.tensor().unwrap())]).unwrap();
     outputs.into_iter().next().unwrap().into_tensor().unwrap()
+}
+
+/// The trio and the page, if the models are here.
+fn trio() -> Option<([models::Model; 3], Picture)> {
+    let [det, cls, rec] = ["ppocr-det", "ppocr-cls", "ppocr-rec"].map(models::one);
+    let (det, cls, rec) = (det?, cls?, rec?);
+    let case = det.cases.iter().find(|c| c.name == "rendered-480x640").unwrap();
+    let page = Picture::of(&case.inputs[0].tensor).unwrap();
+    Some(([det, cls, rec], page))
 }
 
 #[test]
 fn the_ocr_trio_reads_its_text() {
-    let [det, cls, rec] = ["ppocr-det", "ppocr-cls", "ppocr-rec"].map(models::one);
-    let (Some(det), Some(cls), Some(rec)) = (det, cls, rec) else { return };
-    let case = det.cases.iter().find(|c| c.name == "rendered-480x640").unwrap();
-    let page = &case.inputs[0].tensor;
-    let (height, width) = (page.shape()[2], page.shape()[3]);
-    let page = Picture { height, width, data: page.as_slice::<f32>().unwrap().to_vec() };
-
-    let detect = spawn(&det.graph(), &[1, 3, height, width]);
+    let Some(([det, cls, rec], page)) = trio() else { return };
+    let detect = spawn(&det.graph(), &[1, 3, page.height, page.width]);
     let map = run(&detect, &page);
-    let boxes = lines(map.as_slice::<f32>().unwrap(), height, width);
+    let boxes = lines(&map).unwrap();
 
     let recogniser = rec.graph();
     let direction = spawn(&cls.graph(), &[1, 3, HEIGHT, 192]);
@@ -153,8 +63,8 @@ fn the_ocr_trio_reads_its_text() {
     let texts: Vec<String> = boxes
         .iter()
         .enumerate()
-        .map(|(i, (rows, columns))| {
-            let mut line = page.crop(*rows, *columns);
+        .map(|(i, place)| {
+            let mut line = page.crop(*place);
             if i % 2 == 1 {
                 line = line.turned();
             }
@@ -168,15 +78,35 @@ fn the_ocr_trio_reads_its_text() {
             decode(&run(&recognise, &line.resize(HEIGHT, wide)), &recogniser)
         })
         .collect();
-    assert_eq!(
-        texts,
-        [
-            "Actor mailboxes are bounded.",
-            "Stage 2 waits for stage 1.",
-            "Total 1,284.50 EUR",
-            "Invoice 2024-06-07"
-        ]
-    );
+    assert_eq!(texts, LINES);
+}
+
+/// The application of `examples/ocr`: fan-out into lines, batches, lists, several pages on their way.
+#[test]
+fn the_ocr_application_streams_what_it_reads_one_by_one() {
+    let Some(([det, cls, rec], page)) = trio() else { return };
+    let reader = Reader::new(det.graph(), cls.graph(), rec.graph()).unwrap();
+    // The last page is empty: a page without lines is a text without lines.
+    let mut pages = variants(&page, 8);
+    pages.push(Picture { height: 64, width: 64, data: vec![1.0; 3 * 64 * 64] });
+    let expected: Vec<Vec<String>> = pages.iter().map(|page| reader.read(page).unwrap()).collect();
+    assert_eq!(expected[0], LINES);
+    let turned: Vec<&str> = LINES[..2].iter().rev().copied().collect();
+    assert_eq!(expected[1], turned);
+    assert!(expected[8].is_empty());
+
+    let pipeline = reader.pipeline(4).unwrap();
+    let inputs = || pages.iter().map(|page| vec![Token::picture(page.turned().turned())]);
+    for round in 0..3 {
+        for (n, result) in pipeline.stream(inputs().collect::<Vec<_>>()).enumerate() {
+            let text = result.unwrap().remove(0).into_text().unwrap();
+            assert_eq!(text, expected[n].join("\n"), "page {n} in round {round}");
+        }
+    }
+    let stats = pipeline.stats();
+    assert_eq!((stats.completed, stats.failed), (27, 0));
+    let firings = |name: &str| stats.actors.iter().find(|a| a.name == name).unwrap().items;
+    assert!(firings("recognise") < firings("spell"), "lines are recognised in batches");
 }
 
 /// What each case of the recogniser says that it reads.
