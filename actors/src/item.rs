@@ -211,8 +211,10 @@ impl<P> Item<P> {
 
     /// Settles with an error and lets the actors skip the item. True if it had no result yet.
     pub(crate) fn abort(&self, error: ItemError) -> bool {
+        let first = self.result.settle(Err(error.at(None, self.seq)));
+        // Only now: an actor that skips the item brings an error of its own to the sink.
         self.cancelled.store(true, Ordering::Release);
-        self.result.settle(Err(error.at(None, self.seq)))
+        first
     }
 
     /// Why an actor need not compute this item any more.

@@ -18,7 +18,7 @@ use crate::edge::{Taker, Target};
 use crate::engine::{EdgeCell, Engine, Region, Wiring};
 use crate::error::{ErrorKind, ItemError, PushError, PushErrorKind};
 use crate::inbox::{Flags, Inbox, Next};
-use crate::item::Shape;
+use crate::item::{Admission, Item, Shape};
 use crate::join::{Cells, Join};
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::{EdgeMeter, Meter, Phase, PipelineState};
@@ -306,6 +306,32 @@ fn a_stop_against_the_sink_gives_the_credit_back_once() {
         sink.join().unwrap();
         assert_eq!(back.load(Ordering::SeqCst), 1);
         assert!(cell.try_take().is_some());
+    });
+}
+
+#[test]
+fn giving_an_item_up_against_an_actor_that_skips_it() {
+    model(|| {
+        let admission = Admission {
+            deadline: None,
+            stream: None,
+            admitted: Instant::now(),
+            queued: false,
+            start_by: None,
+        };
+        let item = Arc::new(Item::<u64>::new(Seq::new(0), admission, &Shape::default()));
+        let actor = {
+            let item = Arc::clone(&item);
+            spawn(move || {
+                if let Some(error) = item.skip() {
+                    item.result.conclude(Err(error), |_| ());
+                }
+            })
+        };
+        item.abort(over());
+        actor.join().unwrap();
+        let result = item.result.try_take().unwrap();
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::Shutdown);
     });
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use brigade_actors::{InPort, Options, OutPort, Topology};
+use brigade_actors::{InPort, Options, Options as RuntimeOptions, OutPort, Topology};
 
 use super::handle::{Inner, Pipeline};
 use super::placement;
@@ -32,6 +32,7 @@ pub struct PipelineBuilder {
     shapes: Vec<(String, Vec<usize>)>,
     trace: usize,
     name: Option<String>,
+    runtime: Options,
 }
 
 #[derive(Debug)]
@@ -58,6 +59,7 @@ impl Pipeline {
             shapes: Vec::new(),
             trace: 0,
             name: None,
+            runtime: Options::new(),
         }
     }
 }
@@ -216,6 +218,38 @@ impl PipelineBuilder {
         self
     }
 
+    /// How the actors run: what happens when the pipeline is full, budgets, adaptive depth, retries,
+    /// restarts, the watchdog. What the other methods of this builder say (number in flight, trace,
+    /// name) goes before it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::pipeline::{RuntimeOptions, WhenFull};
+    /// use brigade::{DType, Pipeline, Tensor};
+    ///
+    /// let mut g = GraphBuilder::new("g");
+    /// let x = g.input("x", DType::F32, ["N".into()])?;
+    /// let y = g.relu(x)?;
+    /// let runtime = RuntimeOptions::new()
+    ///     .in_flight_auto(16)
+    ///     .when_full(WhenFull::DropOldest)
+    ///     .queue(8)
+    ///     .retry_panics(1)
+    ///     .watchdog(Duration::from_secs(30));
+    /// let pipeline = Pipeline::builder(g.finish([("y", y)])?).runtime(runtime).spawn()?;
+    /// let ticket = pipeline.push([("x", Tensor::new([2], vec![-1.0_f32, 1.0])?)])?;
+    /// assert_eq!(ticket.wait()?[0].tensor()?.as_slice::<f32>()?, [0.0, 1.0]);
+    /// assert_eq!(pipeline.stats().admission.dropped, 0);
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    #[must_use]
+    pub fn runtime(mut self, options: RuntimeOptions) -> Self {
+        self.runtime = options;
+        self
+    }
+
     /// The pipeline's name in statistics and errors.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
@@ -278,7 +312,10 @@ impl PipelineBuilder {
         let mut fixed: Vec<(usize, Tensor)> = sealed.fixed.clone().into_iter().collect();
         fixed.sort_by_key(|(at, _)| *at);
         let topology = topology(&prepared, sealed.segments)?;
-        let mut options = Options::new().trace(self.trace);
+        let mut options = self.runtime;
+        if self.trace > 0 {
+            options = options.trace(self.trace);
+        }
         if let Some(n) = self.in_flight {
             options = options.in_flight(n);
         }

@@ -16,6 +16,7 @@ mod state;
 #[cfg(feature = "actix")]
 pub use actix::{FrontDoor, Infer};
 pub use batch::BatchAxes;
+pub use brigade_actors::{OnStall, Options as RuntimeOptions, Stall, Stats, WhenFull};
 pub use builder::PipelineBuilder;
 pub use executable::{CompiledGraph, HeteroExecutable, compile_in, compile_with};
 pub use handle::{Pipeline, StateStream, Stream, Ticket};
