@@ -8,7 +8,7 @@
 mod models;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use brigade::device::{CompiledSegment, Device, DeviceInfo, Support, Unavailable, WgpuDevice};
@@ -26,8 +26,16 @@ fn wgpu() -> DeviceId {
     "wgpu:0".parse().unwrap()
 }
 
-/// Whether there is an adapter; says what is left out if there is none.
-fn adapter() -> bool {
+/// Held while a test runs, so that the one that loses the device runs alone.
+static DEVICE: RwLock<()> = RwLock::new(());
+
+/// The right to use the adapter; says what is left out if there is none.
+fn adapter() -> Option<RwLockReadGuard<'static, ()>> {
+    let guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
+    is_there().then_some(guard)
+}
+
+fn is_there() -> bool {
     match WgpuDevice::new(0, OpRegistry::default()).unwrap().probe() {
         Ok(_) => true,
         Err(why) => {
@@ -56,9 +64,7 @@ fn differs(got: &Tensor, want: &Tensor, atol: f32, rtol: f32) -> Option<String> 
 
 #[test]
 fn every_operator_that_the_device_has_passes_its_cases() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let registry = Registry::default();
     let device = registry.device(&wgpu()).unwrap();
     let (mut ran, mut failures) = (BTreeMap::<&str, usize>::new(), Vec::new());
@@ -126,9 +132,7 @@ fn every_operator_that_the_device_has_passes_its_cases() {
 
 #[test]
 fn the_device_says_what_it_is_and_what_it_refuses() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let device = WgpuDevice::new(0, OpRegistry::default()).unwrap();
     let info = device.probe().unwrap();
     assert!(!info.name.is_empty() && info.lanes == 1);
@@ -204,9 +208,7 @@ fn compare(pipeline: &Pipeline, oracle: &HeteroExecutable, items: &[Tensor], ato
 
 #[test]
 fn a_cnn_goes_over_the_gpu_the_cpu_and_the_gpu() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let oracle = on_cpu(cnn());
     for in_flight in [1, 2, 5] {
         let pipeline = Pipeline::builder(cnn())
@@ -240,9 +242,7 @@ fn a_cnn_goes_over_the_gpu_the_cpu_and_the_gpu() {
 
 #[test]
 fn scenario_14_the_actors_of_both_devices_work_at_once() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     // A software driver may hold a submission up while an earlier one runs, so what is looked at
     // is our side: the CPU's actor computes while the GPU's has items under way. The strict form,
     // with devices whose times are known, is in `tests/asynchronous.rs`.
@@ -260,9 +260,7 @@ fn scenario_14_the_actors_of_both_devices_work_at_once() {
 
 #[test]
 fn neighbours_on_the_gpu_hand_tensors_over() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let mut g = GraphBuilder::new("chain");
     let x = g.input("x", DType::F32, ["N".into(), 16.into()]).unwrap();
     let w = g.constant(numbers(&[16, 32], 1)).unwrap();
@@ -287,9 +285,7 @@ fn neighbours_on_the_gpu_hand_tensors_over() {
 
 #[test]
 fn what_the_driver_refuses_is_the_error_of_its_item() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let mut g = GraphBuilder::new("g");
     let x = g.input("x", DType::F32, ["N".into()]).unwrap();
     let y = g.relu(x).unwrap();
@@ -342,9 +338,7 @@ impl Device for Without {
 
 #[test]
 fn a_real_model_is_the_same_split_over_gpu_and_cpu() {
-    if !adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let Some(model) = models::one("ppocr-cls") else { return };
     let shape = [1, 3, 48, 192];
     let graph = model.graph();
@@ -370,4 +364,34 @@ fn a_real_model_is_the_same_split_over_gpu_and_cpu() {
         let items: Vec<Tensor> = (0..4).map(|n| numbers(&shape, n)).collect();
         compare(&pipeline, &oracle, &items, 1e-3);
     }
+}
+
+#[test]
+fn a_lost_device_makes_errors_of_items_and_is_opened_anew() {
+    let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+    if !is_there() {
+        return;
+    }
+    let pipeline =
+        Pipeline::builder(cnn()).fallback(wgpu(), DeviceId::cpu(0)).in_flight(4).spawn().unwrap();
+    let feed = |n| [("x", numbers(&[2, 3, 12, 10], n))];
+    assert!(pipeline.stream((0..4).map(feed)).all(|r| r.is_ok()));
+    let tickets: Vec<_> = (0..4).map(|n| pipeline.push(feed(n)).unwrap()).collect();
+    WgpuDevice::new(0, OpRegistry::default()).unwrap().destroy();
+    for mut ticket in tickets {
+        // It may have been done before.
+        let result = ticket.wait_timeout(Duration::from_secs(30));
+        if let Err(e) = result.expect("a result for each item") {
+            assert_eq!(e.kind(), ErrorKind::Device, "{e}");
+        }
+    }
+    let mut late = pipeline.push(feed(9)).unwrap();
+    let result = late.wait_timeout(Duration::from_secs(30)).expect("a result");
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    assert!(error.to_string().contains("lost"), "{error}");
+    drop(pipeline);
+
+    let again = Pipeline::builder(cnn()).fallback(wgpu(), DeviceId::cpu(0)).spawn().unwrap();
+    compare(&again, &on_cpu(cnn()), &[numbers(&[2, 3, 12, 10], 1)], 1e-4);
 }

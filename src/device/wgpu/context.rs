@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -24,15 +25,24 @@ pub(super) struct Pipeline {
 #[derive(Default)]
 struct Faults {
     lost: Mutex<Option<String>>,
-    listeners: Mutex<Vec<Waker>>,
+    listeners: Mutex<HashMap<u64, Waker>>,
 }
 
 impl Faults {
     fn lose(&self, why: String) {
         lock(&self.lost).get_or_insert(why);
-        for waker in lock(&self.listeners).drain(..) {
+        for (_, waker) in lock(&self.listeners).drain() {
             waker.wake();
         }
+    }
+}
+
+/// Nothing is completed any more once the waiting thread has ended, whatever ended it.
+struct Ended(Arc<Faults>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.lose("the thread that waits for it has ended".to_owned());
     }
 }
 
@@ -190,8 +200,7 @@ impl Context {
 
     fn with(adapter: &wgpu::Adapter, number: u32) -> Result<Self, String> {
         let limits = adapter.limits();
-        let binding_limit =
-            u64::from(limits.max_storage_buffer_binding_size).min(limits.max_buffer_size);
+        let binding_limit = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("brigade"),
             required_features: wgpu::Features::empty(),
@@ -215,7 +224,10 @@ impl Context {
         let (polled, to_do, heard) = (device.clone(), Arc::clone(&duties), Arc::clone(&faults));
         std::thread::Builder::new()
             .name(format!("wgpu-{number}-poll"))
-            .spawn(move || wait_for(&polled, &to_do, &heard))
+            .spawn(move || {
+                let _end = Ended(Arc::clone(&heard));
+                wait_for(&polled, &to_do, &heard);
+            })
             .map_err(|e| format!("its waiting thread could not be started: {e}"))?;
         Ok(Self {
             device,
@@ -246,12 +258,20 @@ impl Context {
         }
     }
 
-    /// Wakes `waker` if the device is lost.
-    pub(super) fn listen(&self, waker: &Waker) {
-        lock(&self.faults.listeners).push(waker.clone());
+    /// Wakes `waker` if the device is lost, until the number that is returned is forgotten.
+    pub(super) fn listen(&self, waker: &Waker) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        lock(&self.faults.listeners).insert(number, waker.clone());
         if self.fault().is_err() {
             waker.wake_by_ref();
         }
+        number
+    }
+
+    /// Wakes that one no more.
+    pub(super) fn forget(&self, listener: u64) {
+        lock(&self.faults.listeners).remove(&listener);
     }
 
     pub(super) fn error(&self, message: &str) -> Error {

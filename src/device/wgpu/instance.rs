@@ -66,6 +66,8 @@ struct Bench {
 struct State {
     segment: Arc<WgpuSegment>,
     options: InstanceOptions,
+    /// What the loss of the device wakes.
+    listener: u64,
     benches: Vec<Bench>,
     pool: BufferPool,
     clock: u64,
@@ -78,9 +80,9 @@ pub(super) struct WgpuInstance(Option<State>);
 impl WgpuInstance {
     pub(super) fn new(segment: Arc<WgpuSegment>, options: InstanceOptions) -> Result<Self> {
         segment.context.fault()?;
-        segment.context.listen(&options.waker);
-        let pool = BufferPool::default();
-        Ok(Self(Some(State { segment, options, benches: Vec::new(), pool, clock: 0 })))
+        let listener = segment.context.listen(&options.waker);
+        let (benches, pool) = (Vec::new(), BufferPool::default());
+        Ok(Self(Some(State { segment, options, listener, benches, pool, clock: 0 })))
     }
 
     fn state(&mut self) -> Result<&mut State> {
@@ -92,6 +94,7 @@ impl Drop for WgpuInstance {
     fn drop(&mut self) {
         if let Some(state) = self.0.take() {
             let context = Arc::clone(&state.segment.context);
+            context.forget(state.listener);
             context.retire(Box::new(state));
         }
     }

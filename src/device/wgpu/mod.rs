@@ -42,6 +42,15 @@ impl WgpuDevice {
         Ok(Self { id: DeviceId::new("wgpu", number)?, number, ops, opened: OnceLock::new() })
     }
 
+    /// Gives the device up, as if it were lost: for tests of what happens then. Everything under way
+    /// on it in this process becomes errors; whoever opens it next gets it anew.
+    #[doc(hidden)]
+    pub fn destroy(&self) {
+        if let Ok(context) = self.context() {
+            context.device.destroy();
+        }
+    }
+
     fn context(&self) -> Result<&Arc<Context>, Unavailable> {
         let opened = self.opened.get_or_init(|| {
             // A driver that panics is one that is not there.
