@@ -507,6 +507,7 @@ mod tests {
             let busy_ns = ms * items * 1_000_000;
             ActorStats {
                 name: format!("a{n}"),
+                actor: format!("a{n}"),
                 device: (*device).into(),
                 items,
                 busy_ns,
