@@ -31,7 +31,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("device", &["error", "tensor", "graph", "ops", "passes"]),
     ("partition", &["error", "tensor", "graph", "device"]),
     ("pipeline", &["error", "tensor", "graph", "ops", "passes", "device", "partition", "registry"]),
-    ("check", &["error", "tensor", "import", "pipeline"]),
+    ("check", &["error", "tensor", "graph", "ops", "import", "device", "partition", "pipeline"]),
 ];
 
 /// The names at the crate's root, and the rooms that they come from.

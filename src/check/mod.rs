@@ -5,10 +5,14 @@
 
 mod case;
 mod diverge;
+#[cfg(feature = "onnx")]
+mod onnx_tests;
 mod runner;
 
 pub use case::{Case, CaseInput, CaseOutput, Kind, Role, read_cases};
 pub use diverge::first_divergence;
+#[cfg(feature = "onnx")]
+pub use onnx_tests::{OnnxMode, OnnxReport, OnnxSummary, find_onnx_tests, run_onnx_test};
 #[cfg(feature = "cli")]
 pub(crate) use runner::stack;
 pub use runner::{CaseReport, Status, Summary, compare_outputs, run_call, run_steps};

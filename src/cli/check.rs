@@ -26,10 +26,27 @@ use crate::tensor::Value;
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
     /// The model file
-    model: PathBuf,
+    #[arg(required_unless_present = "onnx_tests", conflicts_with = "onnx_tests")]
+    model: Option<PathBuf>,
     /// A case folder, or a folder of them: each has a `case.json` and its tensors
+    #[arg(
+        long,
+        value_name = "DIR",
+        required_unless_present = "onnx_tests",
+        conflicts_with = "onnx_tests"
+    )]
+    cases: Option<PathBuf>,
+    /// A folder of ONNX test data, or a folder of them: each has a `model.onnx` and folders
+    /// `test_data_set_…`
     #[arg(long, value_name = "DIR")]
-    cases: PathBuf,
+    onnx_tests: Option<PathBuf>,
+    /// With --onnx-tests: only the tests whose name contains this
+    #[arg(long, value_name = "TEXT", requires = "onnx_tests")]
+    only: Option<String>,
+    /// With --onnx-tests: cut every graph in two at a point that follows from N, and stream it over
+    /// two devices
+    #[arg(long, value_name = "N", requires = "onnx_tests")]
+    cut: Option<u64>,
     /// Feed each case N times; every repetition must be equal to the bit. With a plan, all cases
     /// and repetitions stream through one pipeline, interleaved
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -61,12 +78,18 @@ struct Document {
 const TRACE_EVENTS: usize = 1 << 16;
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
-    let mut cases = read_cases(&args.cases)?;
+    if let Some(folder) = &args.onnx_tests {
+        return super::onnx_tests::run(folder, args.only.as_deref(), args.cut, console);
+    }
+    let (Some(model), Some(cases)) = (&args.model, &args.cases) else {
+        return Err(err!(Usage, "a model and its cases are needed, or --onnx-tests").into());
+    };
+    let mut cases = read_cases(cases)?;
     // What is bound on the command line is no input any more.
     for case in &mut cases {
         case.inputs.retain(|i| args.placing.bind.iter().all(|b| b.name != i.name));
     }
-    let placed = match args.placing.load(&args.model, console) {
+    let placed = match args.placing.load(model, console) {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
@@ -323,7 +346,8 @@ fn stream_states(pipeline: &Pipeline, cases: &[Case], repeat: usize, check: Chec
 
 /// The first node of this plan that differs from the unsplit graph on `cpu`, all passes run.
 fn divergence(args: &Args, candidate: &HeteroExecutable, case: &Case) -> Result<Option<String>> {
-    let mut graph = crate::import::load(&args.model)?;
+    let Some(model) = &args.model else { return Ok(None) };
+    let mut graph = crate::import::load(model)?;
     super::bind::bind(&mut graph, &args.placing.bind)?;
     let map = DeviceMap::single(DeviceId::cpu(0));
     let reference = HeteroExecutable::compile(graph, &map, &CompileOptions::default())?;

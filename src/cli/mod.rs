@@ -13,6 +13,7 @@ mod inspect;
 mod items;
 mod memory;
 mod model;
+mod onnx_tests;
 mod ops;
 mod placing;
 mod plan;
@@ -140,6 +141,9 @@ mod tests {
             "run m.onnx --generate 3 --fallback cpu",
             "run m.onnx --generate 3 --device cpu --fallback cpu:1 --stages 2",
             "check m.onnx",
+            "check m.onnx --onnx-tests dir",
+            "check m.onnx --cases dir --cut 1",
+            "check",
             "bench",
             "bench m.onnx --synthetic a:1ms",
             "bench --synthetic a:1",

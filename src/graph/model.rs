@@ -355,6 +355,35 @@ impl Graph {
         }
     }
 
+    /// Puts a node of a unary operator behind every input and in front of every output.
+    ///
+    /// # Errors
+    /// If the table of values is full.
+    pub(crate) fn wrap_ports(&mut self, op: &str) -> Result<()> {
+        let mut front = Vec::new();
+        for k in 0..self.inputs.len() {
+            let (fed, fact) = (self.inputs[k], self.value(self.inputs[k]).fact.clone());
+            let inner = self.add_value(format!("{}/fed", self.value(fed).name), fact)?;
+            for node in &mut self.nodes {
+                node.inputs.iter_mut().flatten().filter(|v| **v == fed).for_each(|v| *v = inner);
+            }
+            self.outputs.iter_mut().filter(|v| **v == fed).for_each(|v| *v = inner);
+            self.add_node(format!("{op}/fed/{k}"), op, [Some(fed)], [Some(inner)]);
+            front.extend(self.nodes.pop());
+        }
+        self.nodes.splice(0..0, front);
+        for k in 0..self.outputs.len() {
+            let made = self.outputs[k];
+            let name = self.value(made).name.clone();
+            self.value_mut(made).name = format!("{name}/made/{k}");
+            let fact = Fact { shape: None, ..self.value(made).fact.clone() };
+            let outer = self.add_value(name, fact)?;
+            self.add_node(format!("{op}/made/{k}"), op, [Some(made)], [Some(outer)]);
+            self.outputs[k] = outer;
+        }
+        Ok(())
+    }
+
     /// Replaces every use of `from` (by nodes and as an output) by `to`.
     pub fn replace_uses(&mut self, from: ValueId, to: ValueId) {
         for node in &mut self.nodes {

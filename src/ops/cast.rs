@@ -3,17 +3,18 @@
 use half::{bf16, f16};
 
 use super::case::{Case, as_dtype, filled};
-use super::def::types::ANY;
+use super::def::types::STORED;
 use super::elementwise::{fits, spread};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, batch, cost};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
-use crate::tensor::{DType, Element, Tensor, for_number};
+use crate::tensor::{DType, Element, Tensor, cast_to, for_number, is_narrow};
 
 /// Every element converted to the dtype `to`.
 ///
 /// Floats become whole numbers by dropping the fraction (out of range: the nearest one, NaN: 0),
-/// whole numbers wrap into narrower ones, and whatever is not 0 becomes `true`.
+/// whole numbers wrap into narrower ones, and whatever is not 0 becomes `true`. Floats of 8 and 4
+/// bits take the nearest value; `saturate` says what is beyond their range.
 pub(super) static CAST: OpDef = OpDef {
     name: "Cast",
     domain: "",
@@ -22,15 +23,18 @@ pub(super) static CAST: OpDef = OpDef {
         AttributeDef::required("to", AttributeKind::Int),
         AttributeDef::optional("saturate", AttributeKind::Int),
     ],
-    inputs: &[Port::required("input", ANY)],
-    outputs: &[Port::required("output", ANY)],
+    inputs: &[Port::required("input", STORED)],
+    outputs: &[Port::required("output", STORED)],
     infer: |i| {
         let to = target(i.node)?;
         infer(i, Some(to))
     },
     batch: batch::unary,
     cost: cost::copy,
-    prepare: |p| Ok(Box::new(Cast { to: Some(target(p.node)?) })),
+    prepare: |p| {
+        let saturate = p.node.int_or("saturate", 1)? != 0;
+        Ok(Box::new(Cast { to: Some(target(p.node)?), saturate }))
+    },
     cases: cast_cases,
 };
 
@@ -40,12 +44,14 @@ pub(super) static CAST_LIKE: OpDef = OpDef {
     domain: "",
     since: 15,
     attributes: &[AttributeDef::optional("saturate", AttributeKind::Int)],
-    inputs: &[Port::required("input", ANY), Port::required("target_type", ANY)],
-    outputs: &[Port::required("output", ANY)],
+    inputs: &[Port::required("input", STORED), Port::required("target_type", STORED)],
+    outputs: &[Port::required("output", STORED)],
     infer: |i| infer(i, i.dtype(1)),
     batch: |q| q.everywhere(q.axes.first().copied().flatten()),
     cost: cost::copy,
-    prepare: |_: &Prepare<'_>| Ok(Box::new(Cast { to: None })),
+    prepare: |p: &Prepare<'_>| {
+        Ok(Box::new(Cast { to: None, saturate: p.node.int_or("saturate", 1)? != 0 }))
+    },
     cases: cast_like_cases,
 };
 
@@ -53,7 +59,7 @@ fn target(node: &Node) -> Result<DType> {
     let number = node.required_int("to")?;
     let dtype = i32::try_from(number).ok().and_then(DType::from_onnx);
     match dtype {
-        Some(d) if ANY.contains(&d) => Ok(d),
+        Some(d) if STORED.contains(&d) => Ok(d),
         Some(d) => bail!(Unsupported, "conversion to {d} is not implemented"),
         None => bail!(Graph, "attribute `to` is {number}, which is no dtype"),
     }
@@ -79,6 +85,8 @@ fn infer(i: &mut Infer<'_>, to: Option<DType>) -> Result<()> {
 #[derive(Debug)]
 struct Cast {
     to: Option<DType>,
+    /// Whether what lies beyond the range of a narrow float becomes its largest value.
+    saturate: bool,
 }
 
 impl CpuKernel for Cast {
@@ -92,7 +100,18 @@ impl CpuKernel for Cast {
             io.emit(x);
             return Ok(());
         }
-        let out = convert(io, io.tensor(0)?, to)?;
+        let x = io.tensor(0)?;
+        let out = match x.dtype() {
+            // Through the nearest f32, whatever the text says.
+            DType::String if is_narrow(to) => {
+                cast_to(&convert(io, x, DType::F32)?, to, self.saturate)?
+            }
+            from if is_narrow(from) && to == DType::String => {
+                convert(io, &cast_to(x, DType::F32, true)?, to)?
+            }
+            from if is_narrow(from) || is_narrow(to) => cast_to(x, to, self.saturate)?,
+            _ => convert(io, x, to)?,
+        };
         io.emit(out);
         Ok(())
     }

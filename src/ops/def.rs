@@ -136,6 +136,13 @@ pub mod types {
     /// Every dtype, strings too: for operators that only move elements.
     pub const ANY: &[DType] =
         &[F32, F16, BF16, F64, I8, I16, I32, I64, U8, U16, U32, U64, Bool, String];
+    /// Every dtype but the complex ones, also the narrow ones that are only stored and converted.
+    pub const STORED: &[DType] = &[
+        F32, F16, BF16, F64, I8, I16, I32, I64, U8, U16, U32, U64, Bool, String, F8E4M3FN,
+        F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, U4, I4, F4E2M1,
+    ];
+    /// Strings alone.
+    pub const STRINGS: &[DType] = &[String];
     /// Numbers.
     pub const NUMBERS: &[DType] = &[F32, F16, BF16, F64, I8, I16, I32, I64, U8, U16, U32, U64];
     /// Floats.

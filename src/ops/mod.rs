@@ -16,6 +16,7 @@ mod registry;
 mod threads;
 pub(crate) mod window;
 
+mod array;
 mod cast;
 mod concat;
 mod constant;
@@ -23,19 +24,24 @@ mod control;
 mod conv;
 mod cumsum;
 mod depth_to_space;
+mod dropout;
+mod einsum;
 mod elementwise;
 pub(crate) mod epilogue;
 mod expand;
 mod gather;
 mod identity;
+mod loss;
 mod matmul;
 mod movement;
+mod non_max_suppression;
 mod nonzero;
 mod normalization;
 mod onehot;
 mod pad;
 mod pool;
 mod quantize;
+mod random;
 mod range;
 mod recurrent;
 mod reduce;
@@ -43,13 +49,17 @@ mod reshape;
 mod resize;
 mod reverse_sequence;
 mod scatter;
+mod sequence;
+mod signal;
 mod silu;
 mod slice;
 mod softmax;
+mod text;
 mod topk;
 mod transpose;
 mod trilu;
 mod unique;
+mod vision;
 
 #[allow(unused_imports, reason = "devices other than the CPU read it")]
 pub(crate) use crate::kernels::Activation;
@@ -126,6 +136,11 @@ pub static TABLE: &[&OpDef] = &[
     &elementwise::SIGN,
     &elementwise::RELU,
     &elementwise::GELU,
+    &elementwise::BITWISE_AND,
+    &elementwise::BITWISE_OR,
+    &elementwise::BITWISE_XOR,
+    &elementwise::BITWISE_NOT,
+    &elementwise::BIT_SHIFT,
     // cast.rs
     &cast::CAST,
     &cast::CAST_LIKE,
@@ -151,6 +166,9 @@ pub static TABLE: &[&OpDef] = &[
     &normalization::LAYER_NORMALIZATION,
     &normalization::INSTANCE_NORMALIZATION,
     &normalization::GROUP_NORMALIZATION,
+    &normalization::LRN,
+    &normalization::LP_NORMALIZATION,
+    &normalization::MEAN_VARIANCE_NORMALIZATION,
     // quantize/
     &quantize::QUANTIZE_LINEAR,
     &quantize::DEQUANTIZE_LINEAR,
@@ -181,6 +199,7 @@ pub static TABLE: &[&OpDef] = &[
     &pool::MAX_POOL,
     &pool::AVERAGE_POOL,
     &pool::LP_POOL,
+    &pool::MAX_UNPOOL,
     &pool::GLOBAL_AVERAGE_POOL,
     &pool::GLOBAL_MAX_POOL,
     &pool::GLOBAL_LP_POOL,
@@ -234,4 +253,59 @@ pub static TABLE: &[&OpDef] = &[
     // control.rs
     &control::IF,
     &control::LOOP,
+    &control::SCAN,
+    &control::SEQUENCE_MAP,
+    // sequence/
+    &sequence::SEQUENCE_CONSTRUCT,
+    &sequence::SEQUENCE_EMPTY,
+    &sequence::SEQUENCE_AT,
+    &sequence::SEQUENCE_INSERT,
+    &sequence::SEQUENCE_ERASE,
+    &sequence::SEQUENCE_LENGTH,
+    &sequence::SPLIT_TO_SEQUENCE,
+    &sequence::CONCAT_FROM_SEQUENCE,
+    &sequence::OPTIONAL,
+    &sequence::OPTIONAL_GET_ELEMENT,
+    &sequence::OPTIONAL_HAS_ELEMENT,
+    // text/
+    &text::STRING_CONCAT,
+    &text::STRING_NORMALIZER,
+    &text::STRING_SPLIT,
+    &text::REGEX_FULL_MATCH,
+    &text::TF_IDF_VECTORIZER,
+    // random.rs
+    &random::RANDOM_NORMAL,
+    &random::RANDOM_NORMAL_LIKE,
+    &random::RANDOM_UNIFORM,
+    &random::RANDOM_UNIFORM_LIKE,
+    &random::BERNOULLI,
+    &random::MULTINOMIAL,
+    // array.rs
+    &array::COMPRESS,
+    &array::EYE_LIKE,
+    &array::CENTER_CROP_PAD,
+    &array::DET,
+    // einsum.rs
+    &einsum::EINSUM,
+    // dropout.rs
+    &dropout::DROPOUT,
+    // loss.rs
+    &loss::NEGATIVE_LOG_LIKELIHOOD_LOSS,
+    &loss::SOFTMAX_CROSS_ENTROPY_LOSS,
+    // non_max_suppression.rs
+    &non_max_suppression::NON_MAX_SUPPRESSION,
+    // vision/
+    &vision::GRID_SAMPLE,
+    &vision::AFFINE_GRID,
+    &vision::COL2IM,
+    &vision::DEFORM_CONV,
+    &vision::ROI_ALIGN,
+    &vision::MAX_ROI_POOL,
+    // signal/
+    &signal::DFT,
+    &signal::STFT,
+    &signal::HANN_WINDOW,
+    &signal::HAMMING_WINDOW,
+    &signal::BLACKMAN_WINDOW,
+    &signal::MEL_WEIGHT_MATRIX,
 ];

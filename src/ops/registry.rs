@@ -19,6 +19,13 @@ impl Default for OpRegistry {
     }
 }
 
+/// Operators (or, without a name, all of a domain) that are left out on purpose, with the reason.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("ai.onnx.preview.training", "", "it is of training; only inference is implemented"),
+    ("ai.onnx.training", "", "it is of training; only inference is implemented"),
+    ("", "ImageDecoder", "compressed images are not decoded; feed it the pixels"),
+];
+
 /// An operator of a graph that cannot be run, with all nodes that use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingOp {
@@ -97,7 +104,7 @@ impl OpRegistry {
             let dtypes: Vec<Option<DType>> =
                 node.inputs.iter().map(|v| v.and_then(|v| graph.value(v).fact.dtype)).collect();
             let reason = match self.get(&node.domain, &node.op) {
-                None => Some(self.nearest(&node.op)),
+                None => Some(self.why_not(&node.domain, &node.op)),
                 Some(def) => def.check(node, &dtypes).err(),
             };
             let here = format!("{path}{}", node.name);
@@ -108,6 +115,15 @@ impl OpRegistry {
             for (key, sub) in node.subgraphs() {
                 self.collect(sub, &format!("{here}/{key}/"), found);
             }
+        }
+    }
+
+    /// Why there is no such operator.
+    fn why_not(&self, domain: &str, op: &str) -> String {
+        let known = REFUSED.iter().find(|(d, o, _)| *d == domain && (*o == op || o.is_empty()));
+        match known {
+            Some((_, _, why)) => (*why).to_owned(),
+            None => self.nearest(op),
         }
     }
 

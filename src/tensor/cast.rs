@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::narrow::{decode, encode, is_narrow};
 use super::{DType, Tensor};
 use crate::error::{Result, bail};
 
@@ -56,12 +57,44 @@ pub(crate) use {for_dtypes, for_number};
 /// floats to whole numbers truncate towards zero (out of range: the nearest value, NaN: 0),
 /// whole numbers to narrower ones wrap, anything to bool is `!= 0`.
 ///
+/// Narrow floats (of 8 and 4 bits) round to the nearest value, and what lies beyond the largest one
+/// becomes that one.
+///
 /// # Errors
-/// If either dtype is not one of [`DType::WORKING`].
+/// If either dtype is string or complex.
 pub fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+    cast_to(tensor, dtype, true)
+}
+
+/// As [`cast`]; without `saturate`, what lies beyond the largest value of a narrow float becomes ∞,
+/// or NaN where there is no ∞.
+pub(crate) fn cast_to(tensor: &Tensor, dtype: DType, saturate: bool) -> Result<Tensor> {
     let from = tensor.dtype();
     if from == dtype {
         return Ok(tensor.clone());
+    }
+    let refuse = || bail!(Unsupported, "cannot convert {from} to {dtype}");
+    let shape = tensor.shape().clone();
+    if is_narrow(from) {
+        let value = |b: &u8| decode(from, *b).unwrap_or_default();
+        let wide: Vec<f32> = tensor.as_bytes().iter().map(value).collect();
+        return cast_to(&Tensor::new(shape, wide)?, dtype, saturate);
+    }
+    if is_narrow(dtype) {
+        let bits: Vec<u8> = match (from, dtype) {
+            // Whole numbers keep their lowest bits.
+            (d, DType::U4 | DType::I4) if d.is_int() => {
+                let low = tensor.to_i64s()?.into_iter().map(|v| v as u8 & 15);
+                let sign = |b: u8| if dtype == DType::I4 { (b ^ 8).wrapping_sub(8) } else { b };
+                low.map(sign).collect()
+            }
+            (DType::String | DType::C64 | DType::C128, _) => return refuse(),
+            _ => {
+                let value = |v: f32| encode(dtype, v, saturate).unwrap_or_default();
+                tensor.to_f32s()?.into_iter().map(value).collect()
+            }
+        };
+        return Tensor::from_bytes(dtype, shape, &bits);
     }
     match from {
         DType::F16 => {
@@ -78,8 +111,6 @@ pub fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         }
         _ => {}
     }
-    let shape = tensor.shape().clone();
-    let refuse = || bail!(Unsupported, "cannot convert {from} to {dtype}");
     for_number!(from, S => {
         let source = tensor.as_slice::<S>()?;
         match dtype {

@@ -9,6 +9,7 @@ mod array;
 mod buffer;
 mod cast;
 mod dtype;
+mod narrow;
 mod pool;
 mod resident;
 mod shape;
@@ -16,10 +17,12 @@ mod value;
 
 pub use array::{Tensor, TensorDisplay};
 pub use buffer::Buffer;
+pub(crate) use cast::cast_to;
 pub use cast::{Element, cast};
 #[allow(unused_imports)]
 pub(crate) use cast::{for_dtypes, for_number};
 pub use dtype::DType;
+pub(crate) use narrow::is_narrow;
 pub use pool::BufferPool;
 pub use resident::{Event, QueueId, Resident, Signal};
 pub use shape::{Shape, broadcast_shapes, element_count, normalise_axis, strides};

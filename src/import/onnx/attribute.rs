@@ -27,11 +27,25 @@ pub(super) fn kind_of(a: &pb::AttributeProto) -> AttributeType {
         _ if a.s.is_some() => AttributeType::String,
         _ if a.t.is_some() => AttributeType::Tensor,
         _ if a.g.is_some() => AttributeType::Graph,
+        _ if a.tp.is_some() => AttributeType::TypeProto,
         _ if !a.floats.is_empty() => AttributeType::Floats,
         _ if !a.ints.is_empty() => AttributeType::Ints,
         _ if !a.strings.is_empty() => AttributeType::Strings,
         _ if !a.tensors.is_empty() => AttributeType::Tensors,
         _ => AttributeType::Undefined,
+    }
+}
+
+/// A type in words, such as `seq(tensor(float))`.
+fn type_text(proto: Option<&pb::TypeProto>) -> String {
+    use pb::type_proto::Value;
+    match proto.and_then(|t| t.value.as_ref()) {
+        Some(Value::TensorType(t)) => {
+            format!("tensor({})", tensor::type_name(t.elem_type.unwrap_or(0)))
+        }
+        Some(Value::SequenceType(s)) => format!("seq({})", type_text(s.elem_type.as_deref())),
+        Some(Value::OptionalType(o)) => format!("optional({})", type_text(o.elem_type.as_deref())),
+        _ => "unknown".to_owned(),
     }
 }
 
@@ -87,11 +101,11 @@ impl Importer<'_> {
                 let (graph, captured) = self.build(g, opsets)?;
                 return Ok(Read::Subgraph(graph, captured));
             }
+            AttributeType::TypeProto => Attribute::String(type_text(a.tp.as_ref())),
             AttributeType::Undefined => bail!(Format, "it has no value"),
             AttributeType::Graphs
             | AttributeType::SparseTensor
             | AttributeType::SparseTensors
-            | AttributeType::TypeProto
             | AttributeType::TypeProtos => {
                 let what = format!("of kind {}", kind.as_str_name().to_lowercase());
                 return self.unsupported_attribute(&name, node, &what);

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod attribute;
+mod data;
 mod external;
 mod fact;
 mod function;
@@ -29,6 +30,7 @@ use prost::Message;
 use super::{Imported, Limits, Source};
 use crate::error::{Result, bail, err};
 use crate::ops::{CompileOptions, OpRegistry, Program, infer_graph};
+pub use data::TestModel;
 use external::Weights;
 use function::Function;
 use graph::Scope;

@@ -1,7 +1,9 @@
 //! Control flow over subgraphs.
 
 mod branch;
+mod each;
 mod repeat;
+mod scan;
 #[cfg(test)]
 mod tests;
 
@@ -12,7 +14,9 @@ use crate::error::{Result, bail};
 use crate::graph::Graph;
 
 pub(super) use branch::IF;
+pub(super) use each::SEQUENCE_MAP;
 pub(super) use repeat::LOOP;
+pub(super) use scan::SCAN;
 
 /// A subgraph, which must have at least as many outputs as are needed.
 fn compiled(p: &Prepare<'_>, name: &str, outputs: usize) -> Result<Program> {

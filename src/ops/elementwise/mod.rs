@@ -1,6 +1,7 @@
 //! Operators that work element by element, with broadcasting where they have several inputs.
 
 mod arithmetic;
+mod bitwise;
 mod broadcast;
 mod cases;
 mod compare;
@@ -11,6 +12,7 @@ mod select;
 mod unary;
 
 pub(super) use arithmetic::{ADD, DIV, MAX, MEAN, MIN, MOD, MUL, POW, PRELU, SUB, SUM};
+pub(super) use bitwise::{BIT_SHIFT, BITWISE_AND, BITWISE_NOT, BITWISE_OR, BITWISE_XOR};
 pub(super) use broadcast::{Broadcast, spread, spread_work};
 pub(super) use compare::{AND, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, OR, XOR};
 pub(super) use float::Float;

@@ -7,7 +7,7 @@ mod product;
 
 pub(super) use gemm::{FUSED_GEMM, GEMM};
 pub(super) use integer::MATMUL_INTEGER;
-pub(super) use product::{FUSED_MATMUL, MATMUL};
+pub(super) use product::{FUSED_MATMUL, MATMUL, products};
 
 use super::Infer;
 use super::batch::{BatchFlow, BatchQuery};

@@ -241,6 +241,38 @@ impl CpuKernel for MatMul {
     }
 }
 
+/// The products of two stacks of matrices, `[count, m, k]` and `[count, k, n]`, of one dtype.
+///
+/// # Errors
+/// If the shapes do not go together, or the dtype has no product.
+pub(in crate::ops) fn products(io: &Io<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let dtype = a.dtype();
+    if matches!(dtype, DType::F16 | DType::BF16) {
+        return cast(&products(io, &cast(a, DType::F32)?, &cast(b, DType::F32)?)?, dtype);
+    }
+    let layout = Layout::new(a.shape(), b.shape())?;
+    let (m, k, n) = (layout.m, layout.k, layout.n);
+    let mut out = io.allocate(dtype, &layout.out[..])?;
+    if dtype == DType::F32 {
+        let (a, b) = (a.as_slice::<f32>()?, b.as_slice::<f32>()?);
+        let y = out.as_mut_slice::<f32>()?;
+        let threads = io.threads().for_work(m.saturating_mul(k).saturating_mul(n));
+        for (i, y) in y.chunks_exact_mut((m * n).max(1)).enumerate() {
+            let (l, r) = layout.operands(i);
+            let left = MatRef::row_major(&a[l * m * k..(l + 1) * m * k], m, k)?;
+            let right = MatRef::row_major(&b[r * k * n..(r + 1) * k * n], k, n)?;
+            gemm(left, right, MatMut::row_major(y, m, n)?, &Epilogue::default(), threads)?;
+        }
+        return Ok(out);
+    }
+    for_dtypes!(dtype, T, {
+        let (a, b) = (a.as_slice::<T>()?, b.as_slice::<T>()?);
+        stacked(&layout, a, b, out.as_mut_slice::<T>()?, io.threads());
+    }, bail!(DType, "no product of {dtype} is implemented"),
+        F64 f64, I8 i8, I16 i16, I32 i32, I64 i64, U8 u8, U16 u16, U32 u32, U64 u64);
+    Ok(out)
+}
+
 /// Every product of the stacks, in plain loops.
 fn stacked<T: plain::Ring>(layout: &Layout, a: &[T], b: &[T], out: &mut [T], threads: &Threads) {
     let (m, k, n) = (layout.m, layout.k, layout.n);

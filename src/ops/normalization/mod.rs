@@ -3,10 +3,12 @@
 mod batch_norm;
 mod group;
 mod layer;
+mod local;
 
 pub(super) use batch_norm::BATCH_NORMALIZATION;
 pub(super) use group::{GROUP_NORMALIZATION, INSTANCE_NORMALIZATION};
 pub(super) use layer::LAYER_NORMALIZATION;
+pub(super) use local::{LP_NORMALIZATION, LRN, MEAN_VARIANCE_NORMALIZATION};
 
 use super::elementwise::Float;
 use super::reduce::{Sum, SumOfSquares, fold_row};

@@ -2,12 +2,26 @@
 
 use super::{Layout, Runs};
 use crate::error::{Result, bail};
+use crate::graph::Node;
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
-use crate::tensor::{DType, Element, Tensor, cast, for_dtypes};
+use crate::tensor::{DType, Element, Tensor, cast, for_dtypes, is_narrow};
 
-const INPUT: &[DType] = &[DType::U8, DType::I8, DType::U16, DType::I16, DType::I32];
+const INPUT: &[DType] = &[
+    DType::U8,
+    DType::I8,
+    DType::U16,
+    DType::I16,
+    DType::I32,
+    DType::U4,
+    DType::I4,
+    DType::F8E4M3FN,
+    DType::F8E4M3FNUZ,
+    DType::F8E5M2,
+    DType::F8E5M2FNUZ,
+    DType::F4E2M1,
+];
 const SCALE: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
 /// `(x - zero_point) * scale`, of the scale's dtype.
@@ -18,6 +32,7 @@ pub(in crate::ops) static DEQUANTIZE_LINEAR: OpDef = OpDef {
     attributes: &[
         AttributeDef::optional("axis", AttributeKind::Int),
         AttributeDef::optional("block_size", AttributeKind::Int),
+        AttributeDef::optional("output_dtype", AttributeKind::Int),
     ],
     inputs: &[
         Port::required("x", INPUT),
@@ -26,18 +41,30 @@ pub(in crate::ops) static DEQUANTIZE_LINEAR: OpDef = OpDef {
     ],
     outputs: &[Port::required("y", SCALE)],
     infer: |i| {
-        i.set(0, i.dtype(1), i.shape(0));
+        let dtype = asked(i.node)?.or(i.dtype(1));
+        i.set(0, dtype, i.shape(0));
         Ok(())
     },
     batch: |q| Layout::of(q.node).map_err(|e| e.to_string())?.batch(q),
     cost: |q| cost::Cost { flops: 2.0 * q.output_elements(), bytes: q.bytes() },
-    prepare: |p| Ok(Box::new(Dequantize { layout: Layout::of(p.node)? })),
+    prepare: |p| Ok(Box::new(Dequantize { layout: Layout::of(p.node)?, asked: asked(p.node)? })),
     cases,
 };
+
+/// The dtype that the attribute asks for.
+fn asked(node: &Node) -> Result<Option<DType>> {
+    let number = node.int_or("output_dtype", 0)?;
+    match i32::try_from(number).ok().and_then(DType::from_onnx) {
+        _ if number == 0 => Ok(None),
+        Some(d) if SCALE.contains(&d) => Ok(Some(d)),
+        _ => bail!(Graph, "attribute `output_dtype` is {number}, which is no dtype of a scale"),
+    }
+}
 
 #[derive(Debug)]
 struct Dequantize {
     layout: Layout,
+    asked: Option<DType>,
 }
 
 impl CpuKernel for Dequantize {
@@ -50,6 +77,20 @@ impl CpuKernel for Dequantize {
         }
         let runs = self.layout.runs(x.shape(), scale.shape(), zero.map(Tensor::shape))?;
         let scales = scale.to_f32s()?;
+        let dtype = self.asked.unwrap_or(scale.dtype());
+        if is_narrow(x.dtype()) {
+            let values = x.to_f32s()?;
+            let zeros = zero.map_or_else(|| Ok(vec![0.0; scales.len()]), Tensor::to_f32s)?;
+            let mut y = io.allocate(DType::F32, x.shape().clone())?;
+            let to = y.as_mut_slice::<f32>()?;
+            runs.each(values.len(), |at, n, k| {
+                for (o, v) in to[at..at + n].iter_mut().zip(&values[at..at + n]) {
+                    *o = (v - zeros[k]) * scales[k];
+                }
+            });
+            io.emit(cast(&y, dtype)?);
+            return Ok(());
+        }
         let zeros = match zero {
             Some(zero) => zero.to_i64s()?,
             None => vec![0; scales.len()],
@@ -60,7 +101,6 @@ impl CpuKernel for Dequantize {
             apply::<Q>(io, runs, x.as_slice::<Q>()?, &scales, &zeros, to);
         }, bail!(DType, "{} is not a quantised dtype", x.dtype()),
             U8 u8, I8 i8, U16 u16, I16 i16, I32 i32);
-        let dtype = scale.dtype();
         io.emit(cast(&y, dtype)?);
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! `QuantizeLinear`.
 
-use super::{Layout, QUANTIZED, Quantized, Runs, quantize, zeros};
+use super::{Layout, QUANTIZED, Quantized, Runs, quantize, round_even, zeros};
 use crate::error::{Result, bail};
 use crate::graph::Node;
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
-use crate::tensor::{DType, Tensor, for_dtypes};
+use crate::tensor::{DType, Tensor, cast_to, for_dtypes, is_narrow};
 
 const INPUT: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::I32];
 const SCALE: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::I32];
@@ -20,6 +20,7 @@ pub(in crate::ops) static QUANTIZE_LINEAR: OpDef = OpDef {
         AttributeDef::optional("axis", AttributeKind::Int),
         AttributeDef::optional("block_size", AttributeKind::Int),
         AttributeDef::optional("output_dtype", AttributeKind::Int),
+        AttributeDef::optional("precision", AttributeKind::Int),
         AttributeDef::optional("saturate", AttributeKind::Int),
     ],
     inputs: &[
@@ -36,7 +37,10 @@ pub(in crate::ops) static QUANTIZE_LINEAR: OpDef = OpDef {
     },
     batch: |q| Layout::of(q.node).map_err(|e| e.to_string())?.batch(q),
     cost: |q| cost::Cost { flops: 4.0 * q.output_elements(), bytes: q.bytes() },
-    prepare: |p| Ok(Box::new(Quantize { layout: Layout::of(p.node)?, asked: asked(p.node)? })),
+    prepare: |p| {
+        let saturate = p.node.int_or("saturate", 1)? != 0;
+        Ok(Box::new(Quantize { layout: Layout::of(p.node)?, asked: asked(p.node)?, saturate }))
+    },
     cases,
 };
 
@@ -57,6 +61,7 @@ fn asked(node: &Node) -> Result<Option<DType>> {
 struct Quantize {
     layout: Layout,
     asked: Option<DType>,
+    saturate: bool,
 }
 
 impl CpuKernel for Quantize {
@@ -79,6 +84,19 @@ impl CpuKernel for Quantize {
             wide = x.to_f32s()?;
             &wide
         };
+        if is_narrow(dtype) {
+            let whole = matches!(dtype, DType::U4 | DType::I4);
+            let mut values = vec![0.0; xs.len()];
+            runs.each(xs.len(), |at, n, k| {
+                for (v, x) in values[at..at + n].iter_mut().zip(&xs[at..at + n]) {
+                    let scaled = x / scales[k];
+                    *v = if whole { round_even(scaled) } else { scaled } + zeros[k];
+                }
+            });
+            let values = Tensor::new(x.shape().clone(), values)?;
+            io.emit(cast_to(&values, dtype, self.saturate)?);
+            return Ok(());
+        }
         let mut y = io.allocate(dtype, x.shape().clone())?;
         for_dtypes!(dtype, Q, {
             apply::<Q>(io, runs, xs, &scales, &zeros, y.as_mut_slice::<Q>()?);

@@ -14,7 +14,19 @@ use crate::graph::Node;
 use crate::tensor::{DType, Element, Shape, Tensor, normalise_axis};
 
 /// The dtypes of quantised numbers.
-const QUANTIZED: &[DType] = &[DType::U8, DType::I8, DType::U16, DType::I16];
+const QUANTIZED: &[DType] = &[
+    DType::U8,
+    DType::I8,
+    DType::U16,
+    DType::I16,
+    DType::U4,
+    DType::I4,
+    DType::F8E4M3FN,
+    DType::F8E4M3FNUZ,
+    DType::F8E5M2,
+    DType::F8E5M2FNUZ,
+    DType::F4E2M1,
+];
 
 /// How scales are laid over a tensor.
 #[derive(Clone, Copy, Debug)]
