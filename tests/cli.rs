@@ -347,7 +347,7 @@ fn failures_name_the_users_thing_and_have_their_exit_code() {
         ("bench --synthetic a:1ms~2ms", 2, "`a:1ms~2ms`"),
         ("bench --synthetic a:1ms --lanes b=2", 2, "`b`"),
         ("bench --synthetic a:1ms --lanes a=0", 2, "`0`"),
-        ("bench --synthetic a:1ms --replicas b=2", 2, "--replicas"),
+        ("bench --synthetic a:1ms --replicas b=2", 2, "`b`"),
         ("bench --synthetic a:1ms --in-flight 0", 2, "in-flight"),
     ] {
         let output = brigade(&words(line, &paths));

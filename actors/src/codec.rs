@@ -411,6 +411,8 @@ mod tests {
                 busy_ns: 4,
             }],
             fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
+            cpu: crate::cpu::CpuStats::default(),
+            notices: vec!["n".into()],
             stalls: vec![],
             stall_count: 0,
             detached: vec!["a".into()],

@@ -38,11 +38,10 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, Context, Handler, Message, ResponseFuture};
 
 use crate::error::DrainError;
-use crate::inbox::StageWaker;
 use crate::metrics::Stats;
 use crate::payload::Payload;
 use crate::pipeline::{Pipeline, StopReport};
-use crate::registry::Supervised;
+use crate::registry::{ActorHandle, Supervised};
 use crate::sync::{Arc, Mutex, Weak, bounded, lock, thread};
 
 /// The name of the thread that the control plane runs on.
@@ -157,12 +156,12 @@ impl Drop for Plane {
 pub struct Supervisor {
     pipeline: Weak<dyn Supervised>,
     /// One handle per device actor.
-    actors: Vec<(Arc<str>, StageWaker)>,
+    actors: Vec<ActorHandle>,
 }
 
 impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.actors.iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = self.actors.iter().map(|actor| &actor.name).collect();
         f.debug_struct("Supervisor").field("actors", &names).finish_non_exhaustive()
     }
 }
@@ -205,14 +204,14 @@ impl Handler<ListActors> for Supervisor {
     type Result = Result<Vec<String>, ControlError>;
 
     fn handle(&mut self, _: ListActors, _: &mut Self::Context) -> Self::Result {
-        Ok(self.actors.iter().map(|(name, _)| name.to_string()).collect())
+        Ok(self.actors.iter().map(|actor| actor.name.to_string()).collect())
     }
 }
 
 /// Has the stage of an actor dropped and built anew; see [`Pipeline::restart`].
 #[derive(Clone, Debug)]
 pub struct Restart {
-    /// The name of the actor.
+    /// The name of the actor, or of one replica of it.
     pub actor: String,
 }
 
@@ -225,13 +224,14 @@ impl Handler<Restart> for Supervisor {
 
     fn handle(&mut self, message: Restart, _: &mut Self::Context) -> Self::Result {
         self.pipeline()?;
-        match self.actors.iter().find(|(name, _)| **name == *message.actor) {
-            Some((_, bell)) => {
-                bell.wake();
-                Ok(())
-            }
-            None => Err(ControlError::UnknownActor { actor: message.actor }),
+        let named = |handle: &&ActorHandle| {
+            *handle.name == *message.actor || *handle.actor == *message.actor
+        };
+        let told = self.actors.iter().filter(named).inspect(|handle| handle.restart.wake()).count();
+        if told == 0 {
+            return Err(ControlError::UnknownActor { actor: message.actor });
         }
+        Ok(())
     }
 }
 

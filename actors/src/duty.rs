@@ -5,11 +5,12 @@ use std::time::Instant;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::{Item, Lineage};
 use crate::metrics::Phase;
+use crate::packet::Work;
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::supervise::guarded;
 use crate::sync::{Arc, Ordering, lock};
-use crate::worker::{Actor, Duty, Work};
+use crate::worker::{Actor, Duty};
 
 impl<P: Payload> Actor<P> {
     /// Makes the children of an item and sends them, as the budget allows; then says at every end of
@@ -27,7 +28,7 @@ impl<P: Payload> Actor<P> {
         }
         let count = lists.first().map_or(0, Vec::len);
         if let Some(error) = unequal(&lists, count, "the children that it announced") {
-            let error = item.blame(error, &self.cell().name);
+            let error = item.blame(error, &self.cell().actor);
             return engine.end_children(region, item, 0, Some(&error));
         }
         let Some((_, budget)) = &engine.regions[region].budget else {
@@ -61,7 +62,7 @@ impl<P: Payload> Actor<P> {
             fault = item.skip();
         }
         let fault = fault.filter(|_| made < count);
-        let fault = fault.map(|fault| item.blame(fault, &self.cell().name));
+        let fault = fault.map(|fault| item.blame(fault, &self.cell().actor));
         engine.end_children(region, item, made, fault.as_ref());
     }
 
@@ -69,7 +70,7 @@ impl<P: Payload> Actor<P> {
     pub(crate) fn unbatch(&self, batch: &Arc<Item<P>>, lists: Vec<Vec<P>>, at_ns: u64) {
         let members = batch.members();
         if let Some(error) = unequal(&lists, members.len(), "the members of the batch") {
-            let error = batch.blame(error, &self.cell().name);
+            let error = batch.blame(error, &self.cell().actor);
             for member in members {
                 self.send_error(member, &error.clone().at(None, member.seq), at_ns);
             }

@@ -91,7 +91,7 @@ impl<P: Payload> Engine<P> {
                 let _ = inbox.send(Message::Packet(item, delivery));
             }
             Taker::Join { actor, join, port, inbox } => {
-                meter.send(Some(&self.actors[*actor].meter.taken));
+                meter.send(Some(self.taken(*actor)));
                 if item.cells.fill(*join, *port, Some(delivery)) {
                     let _ = inbox.send(Message::Ready(item));
                 }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
+use crate::cpu::{CpuBudget, CpuStats};
 use crate::credit::{Bounds, Credits, Wakeups};
 use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
@@ -67,6 +68,9 @@ pub(crate) struct Engine<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    budget: Arc<CpuBudget>,
+    /// What there was to notice when the pipeline was spawned.
+    notices: Vec<String>,
     /// The last items that left.
     items: Ring,
     pub(crate) next_stream: AtomicU64,
@@ -101,9 +105,15 @@ pub(crate) enum End<P> {
     Sink { port: usize },
 }
 
-/// What is known of an actor outside its thread.
+/// What is known of an actor, or of one replica of it, outside its thread.
 pub(crate) struct ActorCell<P> {
+    /// Its name in reports: that of the actor, and the number of the replica if there are several.
     pub(crate) name: Arc<str>,
+    /// The name of the actor.
+    pub(crate) actor: Arc<str>,
+    pub(crate) replica: usize,
+    /// How many replicas the actor has.
+    pub(crate) replicas: usize,
     pub(crate) device: Arc<str>,
     pub(crate) bell: Arc<Bell<P>>,
     pub(crate) meter: Meter,
@@ -111,6 +121,10 @@ pub(crate) struct ActorCell<P> {
     /// For each edge that ends here, the sum of the times that items lay in it.
     pub(crate) waited_ns: Box<[AtomicU64]>,
     pub(crate) lane: LaneHold,
+    /// The CPU threads that it was granted.
+    pub(crate) threads: usize,
+    /// The core that its thread runs on, or why it could not be pinned; `None` if it was not to be.
+    pub(crate) pinned: Mutex<Option<Result<usize, String>>>,
     /// Firings that its stage takes at a time.
     pub(crate) slots: AtomicUsize,
 }
@@ -145,6 +159,7 @@ pub(crate) struct EdgeCell {
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) giver: OutPort,
+    /// The actor by the number of its first replica, as everywhere in the engine.
     pub(crate) taker: InPort,
     pub(crate) capacity: usize,
     /// It leads to a collect: nothing lies in it, the parents gather what went through.
@@ -212,6 +227,8 @@ pub(crate) struct Wiring<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    pub(crate) budget: Arc<CpuBudget>,
+    pub(crate) notices: Vec<String>,
     pub(crate) origin: Instant,
     /// Events to keep per actor.
     pub(crate) trace: usize,
@@ -287,6 +304,8 @@ impl<P: 'static> Engine<P> {
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
+            budget: wiring.budget,
+            notices: wiring.notices,
             items: Ring::new(wiring.trace),
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
@@ -447,9 +466,21 @@ impl<P: 'static> Engine<P> {
         self.taken_from(edge).1.map_or(0, |left| sent.saturating_sub(left))
     }
 
+    /// An actor, by its first replica, and the others.
+    fn replicas(&self, first: usize) -> &[ActorCell<P>] {
+        self.actors.get(first..).map_or(&[], |rest| &rest[..rest.len().min(rest[0].replicas)])
+    }
+
+    /// Items that an actor took, whichever replica did.
+    pub(crate) fn taken(&self, first: usize) -> u64 {
+        let replicas = self.replicas(first).iter();
+        replicas.map(|cell| cell.meter.taken.load(Ordering::Relaxed)).sum()
+    }
+
     /// Whether an edge arrives at this actor.
     pub(crate) fn leads_to(&self, edge: usize, me: usize) -> bool {
-        matches!(self.edges[edge].taker, InPort::Actor { actor, .. } if actor == me)
+        let first = me - self.actors[me].replica;
+        matches!(self.edges[edge].taker, InPort::Actor { actor, .. } if actor == first)
     }
 
     /// Whether an actor makes children and has as many alive as may be.
@@ -481,13 +512,19 @@ impl<P: 'static> Engine<P> {
         let actors: Vec<ActorStats> = self
             .actors
             .iter()
-            .map(|actor| actor.meter.snapshot(&actor.name, &actor.device, now))
+            .map(|cell| {
+                let meter = cell.meter.snapshot(&cell.name, &cell.actor, &cell.device, now);
+                let core =
+                    lock(&cell.pinned).as_ref().and_then(|pinned| pinned.as_ref().ok().copied());
+                ActorStats { threads: cell.threads, core, ..meter }
+            })
             .collect();
         let edges = self.edges.iter().enumerate().map(|(number, edge)| {
             let (taker, _, wait_sum_ns) = self.taken_from(number);
             let (sent, mut peak) = edge.meter.snapshot();
             if let (Some(taker), false) = (taker, edge.gathers) {
-                peak = peak.max(self.actors[taker].meter.peak());
+                let peaks = self.replicas(taker).iter().map(|cell| cell.meter.peak());
+                peak = peaks.fold(peak, u64::max);
             }
             EdgeStats {
                 from: edge.from.clone(),
@@ -518,6 +555,7 @@ impl<P: 'static> Engine<P> {
             Some(FanOutStats { actor, children, peak, limit: budget.limit() })
         });
         let detached = self.exits.left_behind();
+        let (budget, used) = self.budget.level();
         let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
         Stats {
             name: self.name.clone(),
@@ -540,10 +578,22 @@ impl<P: 'static> Engine<P> {
             edges: edges.collect(),
             devices: devices.collect(),
             fan_outs: fan_outs.collect(),
+            cpu: CpuStats { budget, used },
+            notices: self.notices(),
             stalls,
             stall_count,
             detached: detached.iter().map(|&me| self.actors[me].name.to_string()).collect(),
         }
+    }
+
+    fn notices(&self) -> Vec<String> {
+        let mut notices = self.notices.clone();
+        for cell in &self.actors {
+            if let Some(Err(why)) = &*lock(&cell.pinned) {
+                notices.push(format!("the thread of actor `{}` is not pinned: {why}", cell.name));
+            }
+        }
+        notices
     }
 
     /// Of an edge: the actor that takes from it, the items that left it if they lie there at all, and
@@ -551,12 +601,13 @@ impl<P: 'static> Engine<P> {
     fn taken_from(&self, edge: usize) -> (Option<usize>, Option<u64>, u64) {
         match self.edges[edge].taker {
             InPort::Actor { actor, .. } => {
-                let cell = &self.actors[actor];
                 // The edges of an actor in the order of the topology; ports may be in another.
                 let ends_there = |other: &&EdgeCell| matches!(other.taker, InPort::Actor { actor: a, .. } if a == actor);
                 let place = self.edges[..edge].iter().filter(ends_there).count();
-                let waited = cell.waited_ns.get(place).map_or(0, load);
-                let left = (!self.edges[edge].gathers).then(|| load(&cell.meter.taken));
+                let replicas = self.replicas(actor).iter();
+                let waits = replicas.filter_map(|cell| cell.waited_ns.get(place));
+                let waited = waits.map(load).sum();
+                let left = (!self.edges[edge].gathers).then(|| self.taken(actor));
                 (Some(actor), left, waited)
             }
             InPort::Sink(_) => {

@@ -411,6 +411,32 @@ pub enum BuildError {
         /// The actors of one ring, in the order of its edges.
         actors: Vec<String>,
     },
+    /// An actor was given no replica, or more than any machine has use for.
+    #[error("actor `{actor}` is given {replicas} replicas: give it 1 to {most}")]
+    Replicas {
+        /// The actor.
+        actor: String,
+        /// What was given.
+        replicas: usize,
+        /// The most that can be.
+        most: usize,
+    },
+    /// Replicas were given to an actor that keeps something from item to item.
+    #[error("actor `{actor}` is {operator}, which cannot have replicas: a map and a collect can")]
+    NoReplicas {
+        /// The actor.
+        actor: String,
+        /// What it is.
+        operator: &'static str,
+    },
+    /// Something was said about an actor that this topology does not have.
+    #[error("actor {actor} does not exist: the topology has {actors}")]
+    UnknownActor {
+        /// The number that was given.
+        actor: usize,
+        /// How many actors there are.
+        actors: usize,
+    },
     /// The inputs of an actor carry items of different regions, so they never match.
     #[error(
         "the inputs of actor `{actor}` do not belong together: {first}, but {second}: close the \
@@ -519,6 +545,23 @@ pub enum SpawnError {
     Timeout {
         /// The actors that were still being built.
         actors: Vec<String>,
+    },
+    /// The CPU budget of the system has not as many threads left as the pipeline asks for, and its
+    /// policy is to refuse.
+    #[error(
+        "pipeline `{pipeline}` asks for {asked} CPU threads, and {} of the {budget} of the system \
+         are left: give its actors fewer threads or lanes that they share, or raise the budget",
+        .budget.saturating_sub(*.used)
+    )]
+    CpuBudget {
+        /// The pipeline.
+        pipeline: String,
+        /// The threads that its devices would compute on at once.
+        asked: usize,
+        /// The threads that other pipelines hold.
+        used: usize,
+        /// The threads of the system.
+        budget: usize,
     },
     /// An option has a value that cannot work.
     #[error("{0}")]

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::packet::Message;
+use crate::packet::{Message, Work};
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded, spin_until,
+    Arc, AtomicBool, AtomicU32, Ordering, Receiver, RecvTimeoutError, Sender, bounded, recv_either,
+    spin_until,
 };
 
 /// What an actor is asked to look at before its next firing.
@@ -23,6 +24,8 @@ impl Flags {
     pub(crate) const CANCEL: u32 = 8;
     /// The stage asked to be polled.
     pub(crate) const POLL: u32 = 16;
+    /// The factory that the replicas of an actor share is free.
+    pub(crate) const FACTORY: u32 = 32;
     /// A batch of this actor is gone.
     pub(crate) const ROOM: u32 = 1 << 8;
 
@@ -62,12 +65,22 @@ impl<P> Bell<P> {
 
 /// The receiving side.
 pub(crate) struct Inbox<P> {
+    /// Where the bell's token arrives, and the items of an actor without replicas with it.
     receiver: Receiver<Message<P>>,
+    /// Where the items of an actor with replicas arrive. A token in here could reach the wrong
+    /// replica, so each has a channel of its own besides.
+    items: Option<Shared<P>>,
     bell: Arc<Bell<P>>,
     /// How long a wait looks for a message before it sleeps.
     spin: Duration,
     /// Places for items.
     capacity: usize,
+}
+
+/// The inbox that the replicas of an actor share.
+struct Shared<P> {
+    receiver: Receiver<Message<P>>,
+    sender: Sender<Message<P>>,
 }
 
 /// What an actor finds in its inbox.
@@ -90,38 +103,86 @@ impl<P> Inbox<P> {
             pending: AtomicBool::new(false),
             sender: sender.clone(),
         });
-        (Self { receiver, bell: Arc::clone(&bell), spin, capacity }, sender, bell)
+        (Self { receiver, items: None, bell: Arc::clone(&bell), spin, capacity }, sender, bell)
+    }
+
+    /// The inboxes of `replicas` replicas: what is sent goes to one of them, and each has a bell of
+    /// its own.
+    pub(crate) fn shared(
+        capacity: usize,
+        spin: Duration,
+        replicas: usize,
+    ) -> (Vec<Self>, Sender<Message<P>>) {
+        let (sender, receiver) = bounded(capacity);
+        let inbox = |_| {
+            let (mut inbox, _, _) = Self::new(0, spin);
+            inbox.capacity = capacity;
+            inbox.items = Some(Shared { receiver: receiver.clone(), sender: sender.clone() });
+            inbox
+        };
+        ((0..replicas).map(inbox).collect(), sender)
+    }
+
+    pub(crate) const fn bell(&self) -> &Arc<Bell<P>> {
+        &self.bell
+    }
+
+    /// True if other replicas take from the same inbox: what this one cannot compute now is better
+    /// left there.
+    pub(crate) const fn is_shared(&self) -> bool {
+        self.items.is_some()
+    }
+
+    /// Puts an item back for the other replicas; gives it back where there are none.
+    pub(crate) fn give_back(&self, work: Work<P>) -> Result<(), Work<P>> {
+        match &self.items {
+            None => Err(work),
+            Some(shared) => {
+                // Never blocks: the item came out of this inbox, so its place in it is free. The
+                // channel is open as long as this side of it is.
+                let _ = shared.sender.send(Message::Gathered(work));
+                Ok(())
+            }
+        }
     }
 
     pub(crate) fn flags(&self) -> &Flags {
         &self.bell.flags
     }
 
-    /// What lies in the inbox, without waiting.
-    pub(crate) fn try_next(&self) -> Option<Next<P>> {
-        self.receiver.try_recv().ok().map(|message| self.sort(message))
+    /// What lies in the inbox, without waiting; from a shared one only if `items` are wanted.
+    pub(crate) fn try_next(&self, items: bool) -> Option<Next<P>> {
+        let shared = self.items.as_ref().filter(|_| items);
+        let received = self.receiver.try_recv().ok();
+        let received =
+            received.or_else(|| shared.and_then(|shared| shared.receiver.try_recv().ok()));
+        received.map(|message| self.sort(message))
     }
 
     /// Messages that lie in the inbox.
     pub(crate) fn level(&self) -> usize {
-        // Without the wake token, which may be there.
-        self.receiver.len().min(self.capacity)
+        match &self.items {
+            // Without the wake token, which may be there.
+            None => self.receiver.len().min(self.capacity),
+            Some(shared) => shared.receiver.len(),
+        }
     }
 
-    /// Waits for the next message, at most until `deadline`; looks for it for a while before it
-    /// sleeps.
-    pub(crate) fn next(&self, deadline: Option<Instant>) -> Next<P> {
+    /// Waits for the next message, at most until `deadline`; from a shared inbox only if `items`
+    /// are wanted. Looks for it for a while before it sleeps.
+    pub(crate) fn next(&self, items: bool, deadline: Option<Instant>) -> Next<P> {
         let mut found = None;
         spin_until(self.spin, || {
-            found = self.try_next();
+            found = self.try_next(items);
             found.is_some()
         });
         if let Some(found) = found {
             return found;
         }
-        let received = match deadline {
-            None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => self.receiver.recv_deadline(deadline),
+        let received = match (self.items.as_ref().filter(|_| items), deadline) {
+            (None, None) => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            (None, Some(deadline)) => self.receiver.recv_deadline(deadline),
+            (Some(shared), deadline) => recv_either(&self.receiver, &shared.receiver, deadline),
         };
         match received {
             Ok(message) => self.sort(message),
@@ -181,5 +242,55 @@ impl StageWaker {
 impl fmt::Debug for StageWaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StageWaker")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ItemError;
+    use crate::item::{Admission, Item, Shape};
+    use crate::packet::Seq;
+
+    fn work(seq: u64) -> Work<i64> {
+        let admission = Admission {
+            deadline: None,
+            stream: None,
+            admitted: Instant::now(),
+            queued: false,
+            start_by: None,
+        };
+        let item = Item::new(Seq::new(seq), admission, &Shape::default());
+        let inputs = Err(ItemError::failed("late"));
+        Work { item: Arc::new(item), inputs, children: Vec::new(), tries: 0 }
+    }
+
+    #[test]
+    fn a_token_reaches_the_replica_that_it_is_for_and_items_any_of_them() {
+        let (inboxes, sender) = Inbox::<i64>::shared(2, Duration::ZERO, 3);
+        inboxes[1].bell().ring(Flags::POLL);
+        assert!(inboxes[0].try_next(true).is_none());
+        assert!(inboxes[2].try_next(true).is_none());
+        assert!(matches!(inboxes[1].try_next(false), Some(Next::Wake)));
+        assert!(inboxes[1].flags().lower(Flags::POLL) && !inboxes[0].flags().lower(Flags::POLL));
+        let _ = sender.send(Message::Gathered(work(7)));
+        assert!(inboxes[2].try_next(false).is_none(), "took an item that it did not want");
+        assert!(matches!(inboxes[2].next(true, None), Next::Message(Message::Gathered(_))));
+    }
+
+    #[test]
+    fn what_a_replica_gives_back_the_others_find() {
+        let (inboxes, sender) = Inbox::<i64>::shared(1, Duration::ZERO, 2);
+        let _ = sender.send(Message::Gathered(work(7)));
+        let Some(Next::Message(Message::Gathered(taken))) = inboxes[0].try_next(true) else {
+            panic!("nothing arrived");
+        };
+        assert!(inboxes[0].give_back(taken).is_ok());
+        let Some(Next::Message(Message::Gathered(found))) = inboxes[1].try_next(true) else {
+            panic!("nothing was given back");
+        };
+        assert_eq!(found.item.seq, Seq::new(7));
+        let (single, _sender, _) = Inbox::<i64>::new(1, Duration::ZERO);
+        assert!(single.give_back(work(8)).is_err());
     }
 }

@@ -18,7 +18,8 @@
 //! - A stage that **panics** is built anew by its [`Factory`], within a limit; its item can be
 //!   [tried again](Options::retry_panics). A [watchdog](Options::watchdog) names who makes no
 //!   progress.
-//! - Actors on one device share its **lanes** and take turns.
+//! - Actors on one device share its **lanes** and take turns; an actor may have
+//!   [replicas](TopologyBuilder::replicas), and the pipelines of a [`System`] one CPU budget.
 //! - A [`Ticket`] is waited for, asked, or awaited; [`Pipeline::stream`] gives results in order;
 //!   [`Pipeline::open_stream`] carries state from item to item.
 //! - Every wait ends: at a deadline, at a result, or when the pipeline stops.
@@ -54,16 +55,20 @@
 //! # Features
 //!
 //! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `affinity`: pinning threads to processor cores, in `affinity`.
 //! - `tracing`: a span per firing and events for restarts, items that are not computed, and stops, for
 //!   a subscriber of the `tracing` crate. [`Trace`] needs no feature.
 #![forbid(unsafe_code)]
 
 mod advice;
+#[cfg(feature = "affinity")]
+pub mod affinity;
 mod batch;
 mod budget;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
+mod cpu;
 mod credit;
 mod depth;
 mod duty;
@@ -92,6 +97,8 @@ mod queue;
 mod races;
 mod region;
 mod registry;
+mod reorder;
+mod replica;
 mod result;
 mod sink;
 mod source;
@@ -116,6 +123,7 @@ mod worker;
 #[doc = include_str!("PROTOCOL.md")]
 pub mod protocol {}
 
+pub use cpu::{CpuPolicy, CpuReport, CpuShare, CpuStats};
 pub use error::{
     BuildError, DrainError, ErrorKind, ItemError, PushError, PushErrorKind, SpawnError,
 };
@@ -133,6 +141,7 @@ pub use packet::{Firing, Seq};
 pub use payload::Payload;
 pub use pipeline::{DrainFuture, Pipeline, PushFuture, StopReport};
 pub use profile::Profile;
+pub use reorder::{Reorder, ReorderError};
 pub use stage::{Factory, Stage, StageContext, stage_fn};
 pub use state::Binding;
 pub use stream::{Results, StreamHandle};

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cpu::CpuStats;
 use crate::depth::Work;
 use crate::histogram::Histogram;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, thread};
@@ -186,7 +187,13 @@ impl Meter {
         }
     }
 
-    pub(crate) fn snapshot(&self, name: &str, device: &str, now: Instant) -> ActorStats {
+    pub(crate) fn snapshot(
+        &self,
+        name: &str,
+        actor: &str,
+        device: &str,
+        now: Instant,
+    ) -> ActorStats {
         let (phase, since, mut totals) = self.phases();
         let now = nanos(now.saturating_duration_since(self.origin));
         totals[phase] += now.saturating_sub(since);
@@ -194,7 +201,10 @@ impl Meter {
         let min = read(&self.service_min);
         ActorStats {
             name: name.to_owned(),
+            actor: actor.to_owned(),
             device: device.to_owned(),
+            threads: 0,
+            core: None,
             items: read(&self.items),
             errors: read(&self.errors),
             skipped: read(&self.skipped),
@@ -226,10 +236,10 @@ pub(crate) struct EdgeMeter {
 impl EdgeMeter {
     /// Counts an item into the edge, in front of a join that has taken `taken` items. What lies in
     /// the inbox of an actor with one port is counted by the actor.
-    pub(crate) fn send(&self, taken: Option<&AtomicU64>) {
+    pub(crate) fn send(&self, taken: Option<u64>) {
         let sent = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(taken) = taken {
-            let level = sent.saturating_sub(taken.load(Ordering::Relaxed));
+            let level = sent.saturating_sub(taken);
             if level > self.peak.load(Ordering::Relaxed) {
                 self.peak.fetch_max(level, Ordering::Relaxed);
             }
@@ -298,7 +308,7 @@ pub struct Stats {
     pub fed: Option<Mark>,
     /// The last completion.
     pub last: Option<Mark>,
-    /// The actors, in the order of the topology.
+    /// The actors, in the order of the topology; every replica for itself.
     pub actors: Vec<ActorStats>,
     /// The edges, in the order of the topology.
     pub edges: Vec<EdgeStats>,
@@ -306,6 +316,11 @@ pub struct Stats {
     pub devices: Vec<DeviceStats>,
     /// The fan-outs, in the order of the topology.
     pub fan_outs: Vec<FanOutStats>,
+    /// The CPU budget of the system that the pipeline belongs to.
+    pub cpu: CpuStats,
+    /// What the user would want to know of how it was spawned: where it was given fewer threads or
+    /// lanes than it asked for, where the CPU budget is exceeded, which threads are not pinned.
+    pub notices: Vec<String>,
     /// The last stalls that the [watchdog](crate::Options::watchdog) found, oldest first.
     pub stalls: Vec<Stall>,
     /// How many it found.
@@ -386,14 +401,20 @@ pub struct FanOutStats {
     pub limit: usize,
 }
 
-/// The figures of an actor. The four times add up to the time since the spawn.
+/// The figures of an actor, or of one replica of it. The four times add up to the time since the spawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ActorStats {
-    /// Its name.
+    /// Its name: that of its actor, or `actor/N` for replica `N` of it.
     pub name: String,
+    /// The name of its actor in the topology.
+    pub actor: String,
     /// Its device.
     pub device: String,
+    /// The CPU threads that it was granted; 0 if it asked for none.
+    pub threads: usize,
+    /// The processor core that its thread is pinned to.
+    pub core: Option<usize>,
     /// Firings that its stage was given.
     pub items: u64,
     /// Those of them that ended in an error.

@@ -115,6 +115,8 @@ pub struct OverlapReport {
 pub struct ActorReport {
     /// Its name.
     pub name: String,
+    /// The name of its actor in the topology: another one where it is a replica.
+    pub actor: String,
     /// Its device.
     pub device: String,
     /// Firings.
@@ -234,7 +236,8 @@ impl OverlapReport {
             .actors
             .iter()
             .map(|actor| {
-                let nominal = times.iter().find(|(name, _)| *name == actor.name);
+                let nominal =
+                    times.iter().find(|(name, _)| *name == actor.name || *name == actor.actor);
                 let per_firing =
                     if actor.service_us > 0.0 { actor.item_us / actor.service_us } else { 1.0 };
                 nominal.map_or(actor.item_us, |(_, time)| time.as_secs_f64() * 1e6 * per_firing)
@@ -331,12 +334,15 @@ fn actor_report(window: &Window, me: usize) -> ActorReport {
     let plain = counted.abs_diff(window.items) <= window.in_flight_limit as u64;
     let firings =
         if plain || window.items == 0 { 1.0 } else { actor.items as f64 / window.items as f64 };
-    let arrivals = window.edges.iter().filter(|edge| edge.taker == Some(me));
+    // Edges name the first replica of an actor.
+    let first = window.actors.iter().position(|other| other.actor == actor.actor);
+    let arrivals = window.edges.iter().filter(|edge| edge.taker.is_some() && edge.taker == first);
     let (waits, taken) = arrivals.fold((0, 0), |(waits, taken), edge| {
         (waits + edge.wait_sum_ns, taken + edge.sent.saturating_sub(edge.level))
     });
     ActorReport {
         name: actor.name.clone(),
+        actor: actor.actor.clone(),
         device: actor.device.clone(),
         items: actor.items,
         errors: actor.errors,
@@ -396,7 +402,9 @@ fn needed(window: &Window, actors: &[ActorReport], bound: f64) -> usize {
         for (me, actor) in actors.iter().enumerate() {
             let before = window.edges.iter().filter(|edge| edge.taker == Some(me));
             let before = before.filter_map(|edge| longest.get(&edge.giver?).copied());
-            let own = actor.item_us + actor.overhead_us;
+            // An item goes through one of the replicas, each of which stands for its share of them.
+            let replicas = actors.iter().filter(|other| other.actor == actor.actor);
+            let own = replicas.map(|other| other.item_us).sum::<f64>() + actor.overhead_us;
             longest.insert(me, own + before.fold(0.0, f64::max));
         }
     }
@@ -499,6 +507,7 @@ mod tests {
             let busy_ns = ms * items * 1_000_000;
             ActorStats {
                 name: format!("a{n}"),
+                actor: format!("a{n}"),
                 device: (*device).into(),
                 items,
                 busy_ns,

@@ -105,6 +105,16 @@ impl<P> Firing<P> {
 /// What an edge delivers for one item: its payload, or the error that it became upstream.
 pub(crate) type Delivery<P> = Result<P, ItemError>;
 
+/// An item that arrived in full.
+pub(crate) struct Work<P> {
+    pub(crate) item: Arc<Item<P>>,
+    pub(crate) inputs: Result<Vec<P>, ItemError>,
+    /// What became of the item's children, for a collect.
+    pub(crate) children: Vec<Delivery<P>>,
+    /// How often it was tried before.
+    pub(crate) tries: u32,
+}
+
 /// What lies in an actor's inbox.
 pub(crate) enum Message<P> {
     /// The whole input of an actor with one port.
@@ -112,6 +122,8 @@ pub(crate) enum Message<P> {
     /// Every port of a join holds this item, or all its children have come to a collect: its inputs
     /// lie in the item's cells.
     Ready(Arc<Item<P>>),
+    /// An item whose inputs a replica had gathered already when its stage went down.
+    Gathered(Work<P>),
     /// A batch failed whose members are to be tried again, each alone.
     Retry(Arc<Item<P>>),
     /// Look at your flags, and ask your stage what it has finished.

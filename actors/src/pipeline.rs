@@ -15,6 +15,8 @@ use crate::metrics::{PipelineState, Stats};
 use crate::options::Options;
 use crate::payload::Payload;
 use crate::profile::Profile;
+#[cfg(feature = "control")]
+use crate::registry::ActorHandle;
 use crate::registry::Supervised;
 use crate::source::Patience;
 use crate::spawn::{Threads, spawn};
@@ -243,13 +245,12 @@ impl<P: Payload> Pipeline<P> {
     }
 
     /// Has the stage of `actor` dropped and built anew, as soon as it holds no open firing. No item
-    /// is lost. False if there is no such actor.
+    /// is lost. `actor/N` names replica `N` of an actor with several, `actor` all of them. False if
+    /// there is no such actor.
     pub fn restart(&self, actor: &str) -> bool {
-        let cell = self.engine().actors.iter().find(|cell| &*cell.name == actor);
-        if let Some(cell) = cell {
-            cell.bell.ring(Flags::RESTART);
-        }
-        cell.is_some()
+        let cells = self.engine().actors.iter();
+        let named = cells.filter(|cell| &*cell.name == actor || &*cell.actor == actor);
+        named.inspect(|cell| cell.bell.ring(Flags::RESTART)).count() > 0
     }
 
     /// Takes no more items and waits until those in flight have their results, at most until
@@ -314,12 +315,13 @@ impl<P: Payload> Supervised for Handle<P> {
     }
 
     #[cfg(feature = "control")]
-    fn actors(&self) -> Vec<(Arc<str>, StageWaker)> {
+    fn actors(&self) -> Vec<ActorHandle> {
         let actors = self.engine.actors.iter();
         actors
-            .map(|actor| {
-                let restart = StageWaker::ringing(Arc::clone(&actor.bell), Flags::RESTART);
-                (Arc::clone(&actor.name), restart)
+            .map(|cell| ActorHandle {
+                name: Arc::clone(&cell.name),
+                actor: Arc::clone(&cell.actor),
+                restart: StageWaker::ringing(Arc::clone(&cell.bell), Flags::RESTART),
             })
             .collect()
     }

@@ -61,7 +61,8 @@ impl Regions {
         }
     }
 
-    /// The most actors that can lie one behind the other inside region `region`.
+    /// The most actors that can lie one behind the other inside region `region`, each as often as it
+    /// has replicas.
     pub(crate) fn depth<P>(
         &self,
         region: RegionId,
@@ -79,7 +80,7 @@ impl Regions {
                 }
                 _ => None,
             });
-            longest[actor] = next.max().unwrap_or(0) + 1;
+            longest[actor] = next.max().unwrap_or(0) + actors[actor].replicas;
         }
         longest.into_iter().max().unwrap_or(0)
     }

@@ -15,15 +15,25 @@ use crate::metrics::Stats;
 use crate::pipeline::StopReport;
 use crate::sync::{Arc, Weak};
 
+/// What control can do with one actor, or one replica of it.
+#[cfg(feature = "control")]
+pub(crate) struct ActorHandle {
+    pub(crate) name: Arc<str>,
+    /// The name of the actor in the topology.
+    pub(crate) actor: Arc<str>,
+    /// Asks it to rebuild its stage.
+    pub(crate) restart: StageWaker,
+}
+
 /// What can be done with a pipeline without knowing what it carries.
 pub(crate) trait Supervised: Send + Sync {
     fn name(&self) -> &str;
 
     fn stats(&self) -> Stats;
 
-    /// One handle per actor: its name, and what asks it to rebuild its stage.
+    /// One handle per actor, and per replica of it.
     #[cfg(feature = "control")]
-    fn actors(&self) -> Vec<(Arc<str>, StageWaker)>;
+    fn actors(&self) -> Vec<ActorHandle>;
 
     #[cfg(feature = "control")]
     fn begin_drain(&self);

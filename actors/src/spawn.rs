@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::batch::{Held, Live};
 use crate::budget::Budget;
+use crate::cpu::Ask;
 use crate::credit::Bounds;
 use crate::depth::{Tuner, Ways};
 use crate::edge::{Taker, Target};
@@ -22,8 +23,9 @@ use crate::packet::Message;
 use crate::payload::Payload;
 use crate::queue::Queue;
 use crate::region::{Kind, ROOT, RegionId, Regions};
+use crate::replica::SharedFactory;
 use crate::sync::{
-    Apart, Arc, AtomicU64, AtomicUsize, Ordering, RecvTimeoutError, Sender, bounded, thread,
+    Apart, Arc, AtomicU64, AtomicUsize, Mutex, Ordering, RecvTimeoutError, Sender, bounded, thread,
 };
 use crate::system::System;
 use crate::topology::{ActorSpec, Edge, InPort, OutPort, Topology, Words};
@@ -59,19 +61,22 @@ const fn automatic_in_flight(depth: usize) -> usize {
 /// only once the stages are built and say how many firings they take at a time.
 const ROOM: usize = 64;
 
-/// Which actors follow which.
-fn ways<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Ways {
-    let mut before = vec![Vec::new(); actors.len()];
+/// Which actors follow which; every replica for itself.
+fn ways<P>(actors: &[ActorSpec<P>], edges: &[Edge], firsts: &[usize]) -> Ways {
+    let threads = |actor: usize| firsts[actor]..firsts[actor] + actors[actor].replicas;
+    let mut before = vec![Vec::new(); actors.iter().map(|spec| spec.replicas).sum()];
     for edge in edges {
         if let (OutPort::Actor { actor: from, .. }, InPort::Actor { actor: to, .. }) =
             (edge.from, edge.to)
         {
-            before[to].push(from);
+            for thread in threads(to) {
+                before[thread].extend(threads(from));
+            }
         }
     }
     let mut order: Vec<usize> = (0..actors.len()).collect();
     order.sort_by_key(|&actor| Reverse(actors[actor].height));
-    Ways { order, before }
+    Ways { order: order.into_iter().flat_map(threads).collect(), before }
 }
 
 /// Places in the queue in front of the credits.
@@ -136,7 +141,7 @@ pub(crate) fn spawn<P: Payload>(
         item_bytes: options.item_bytes,
         queue,
     };
-    let (engine, seeds) = wire(system, topology, options, bounds, capacity);
+    let (engine, seeds) = wire(system, topology, options, bounds, capacity)?;
     let mut threads = Threads::default();
     let (ready, report) = bounded(seeds.len().max(1));
     for seed in seeds {
@@ -183,7 +188,9 @@ pub(crate) fn spawn<P: Payload>(
         if said.is_none() {
             // A stage that takes several firings at a time is full with as many, and one that waits.
             let fill = engine.ways.longest(|actor| {
-                engine.actors[actor].slots.load(Ordering::Relaxed).saturating_add(1) as u64
+                let cell = &engine.actors[actor];
+                let slots = cell.slots.load(Ordering::Relaxed).saturating_add(1);
+                slots.saturating_mul(cell.replicas) as u64
             });
             let fill = usize::try_from(fill).unwrap_or(usize::MAX).min(capacity);
             engine.credits.set_limit(fill.max(in_flight)).wake();
@@ -214,6 +221,8 @@ fn tear_down<P: Payload>(engine: &Arc<Engine<P>>, threads: Threads, timeout: std
 struct Ends<P> {
     inboxes: Vec<Sender<Message<P>>>,
     layout: Layout,
+    /// The first thread of each actor: it has one for every replica.
+    firsts: Vec<usize>,
 }
 
 /// Where things lie in the items of each region.
@@ -304,14 +313,30 @@ impl<P> Ends<P> {
     fn taker(&self, to: InPort) -> Taker<P> {
         match to {
             InPort::Sink(port) => Taker::Sink { port },
-            InPort::Actor { actor, port } => {
-                let inbox = self.inboxes[actor].clone();
-                match (self.layout.joins[actor], self.layout.lists[actor]) {
+            InPort::Actor { actor: number, port } => {
+                let (inbox, actor) = (self.inboxes[number].clone(), self.firsts[number]);
+                match (self.layout.joins[number], self.layout.lists[number]) {
                     (_, Some(slot)) => Taker::Collect { slot, inbox },
                     (None, None) => Taker::Only { actor, inbox },
                     (Some(join), None) => Taker::Join { actor, join, port, inbox },
                 }
             }
+        }
+    }
+
+    /// A giving port, its actor named by its first thread.
+    fn giver_by_thread(&self, port: OutPort) -> OutPort {
+        match port {
+            OutPort::Actor { actor, port } => OutPort::Actor { actor: self.firsts[actor], port },
+            source @ OutPort::Source(_) => source,
+        }
+    }
+
+    /// A taking port, its actor named by its first thread.
+    fn by_thread(&self, port: InPort) -> InPort {
+        match port {
+            InPort::Actor { actor, port } => InPort::Actor { actor: self.firsts[actor], port },
+            sink @ InPort::Sink(_) => sink,
         }
     }
 
@@ -339,7 +364,9 @@ impl<P> Ends<P> {
                 shape: self.layout.shapes[region].clone(),
                 entered: Apart(AtomicU64::new(0)),
                 budget: match regions.kinds[region] {
-                    Kind::Children { actor, .. } => Some((actor, Arc::new(Budget::new(children)))),
+                    Kind::Children { actor, .. } => {
+                        Some((self.firsts[actor], Arc::new(Budget::new(children))))
+                    }
                     Kind::Root | Kind::Batches { .. } => None,
                 },
                 ends: closers.chain(behind.map(|(port, _)| End::Sink { port })).collect(),
@@ -378,7 +405,7 @@ fn wire<P: Payload>(
     options: Options,
     bounds: Bounds,
     capacity: usize,
-) -> (Arc<Engine<P>>, Vec<Seed<P>>) {
+) -> Result<(Arc<Engine<P>>, Vec<Seed<P>>), SpawnError> {
     let layout = Layout::new(&topology);
     let Topology { sources, sinks, actors, edges, lanes, regions, .. } = topology;
     let capacities = capacities(&regions, capacity, options.children);
@@ -394,43 +421,86 @@ fn wire<P: Payload>(
 
     let (pipeline, name) = system.next(options.name);
     let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
+    let firsts = actors.iter().scan(0, |next, spec: &ActorSpec<P>| {
+        let first = *next;
+        *next += spec.replicas;
+        Some(first)
+    });
+    let mut ends = Ends { inboxes: Vec::new(), layout, firsts: firsts.collect() };
     let edge_cells = edges.iter().map(|edge| EdgeCell {
         meter: Apart(EdgeMeter::default()),
         from: words.out_port(edge.from),
         to: words.in_port(edge.to),
-        giver: edge.from,
-        taker: edge.to,
+        giver: ends.giver_by_thread(edge.from),
+        taker: ends.by_thread(edge.to),
         capacity: match edge.to {
             InPort::Actor { actor, .. } => room(actor),
             InPort::Sink(_) => capacity,
         },
         gathers: matches!(edge.to, InPort::Actor { actor, .. } if matches!(actors[actor].role, Role::Collect)),
     });
-    let edge_cells = edge_cells.collect();
+    let edge_cells: Vec<_> = edge_cells.collect();
     let origin = Instant::now();
     let mut devices = Vec::new();
-    let mut ends = Ends { inboxes: Vec::new(), layout };
     let mut inboxes = Vec::new();
+    let mut asks = Vec::new();
+    let mut notices = Vec::new();
     let mut actor_cells = Vec::new();
-    for (me, spec) in actors.iter().enumerate() {
-        let (inbox, sender, bell) = Inbox::new(room(me), options.spin);
-        inboxes.push(inbox);
+    for (number, spec) in actors.iter().enumerate() {
+        let (doors, sender) = match spec.replicas {
+            1 => {
+                let (inbox, sender, _) = Inbox::new(room(number), options.spin);
+                (vec![inbox], sender)
+            }
+            replicas => Inbox::shared(room(number), options.spin, replicas),
+        };
         ends.inboxes.push(sender);
         let stated = lanes.iter().rev().find(|(device, _)| *device == spec.device);
         let device_lanes = system.lanes_of(&spec.device, stated.map(|(_, lanes)| *lanes));
         if !devices.iter().any(|known| Arc::ptr_eq(known, &device_lanes)) {
+            if let Some((device, wanted)) = stated
+                && *wanted != device_lanes.total()
+            {
+                notices.push(format!(
+                    "device `{device}` has {} lanes, as the first pipeline of the system that named \
+                     it said, and not {wanted}",
+                    device_lanes.total()
+                ));
+            }
             devices.push(Arc::clone(&device_lanes));
         }
-        actor_cells.push(ActorCell {
-            name: Arc::clone(&spec.name),
-            device: Arc::from(spec.device.as_str()),
-            bell,
-            meter: Meter::new(origin),
-            ring: Ring::new(options.trace),
-            waited_ns: arrivals(&edges, actor_cells.len()).map(|_| AtomicU64::new(0)).collect(),
-            lane: LaneHold::new(device_lanes, Seat::new(pipeline, spec.height)),
-            slots: AtomicUsize::new(1),
-        });
+        let device: Arc<str> = Arc::from(spec.device.as_str());
+        for (replica, (inbox, name)) in doors.iter().zip(spec.thread_names()).enumerate() {
+            let lanes = Arc::clone(&device_lanes);
+            asks.push(Ask {
+                actor: Arc::clone(&name),
+                device: Arc::clone(&device),
+                lanes: lanes.total(),
+                threads: spec.threads,
+            });
+            actor_cells.push(ActorCell {
+                name,
+                actor: Arc::clone(&spec.name),
+                replica,
+                device: Arc::clone(&device),
+                bell: Arc::clone(inbox.bell()),
+                meter: Meter::new(origin),
+                ring: Ring::new(options.trace),
+                waited_ns: arrivals(&edges, number).map(|_| AtomicU64::new(0)).collect(),
+                lane: LaneHold::new(lanes, Seat::new(pipeline, spec.height)),
+                threads: 0,
+                pinned: Mutex::new(None),
+                replicas: spec.replicas,
+                slots: AtomicUsize::new(1),
+            });
+        }
+        inboxes.push(doors);
+    }
+    let budget = system.budget();
+    let (shares, more) = budget.claim(&name, &asks)?;
+    notices.extend(more);
+    for (cell, share) in actor_cells.iter_mut().zip(&shares) {
+        cell.threads = share.as_ref().map_or(0, |share| share.granted);
     }
     let source_targets =
         (0..sources.len()).map(|port| ends.targets(&edges, OutPort::Source(port))).collect();
@@ -439,8 +509,8 @@ fn wire<P: Payload>(
         bounds,
         capacity,
         spin: options.spin,
-        ways: ways(&actors, &edges),
-        tuner: options.adapt.then(|| Tuner::new(bounds.items, capacity, actors.len(), origin)),
+        ways: ways(&actors, &edges, &ends.firsts),
+        tuner: options.adapt.then(|| Tuner::new(bounds.items, capacity, asks.len(), origin)),
         watch: options.watch.map(Watch::new),
         queue: Queue::new(options.when_full, options.max_age, bounds.queue),
         sources: source_targets,
@@ -462,6 +532,8 @@ fn wire<P: Payload>(
         actors: actor_cells,
         edges: edge_cells,
         devices,
+        budget: Arc::clone(budget),
+        notices,
         origin,
         trace: options.trace,
     }));
@@ -472,15 +544,18 @@ fn wire<P: Payload>(
         .map(|spec| matches!(&spec.role, Role::Batch(batching) if batching.retry))
         .collect();
     let mut seeds = Vec::new();
-    for (me, (spec, inbox)) in actors.into_iter().zip(inboxes).enumerate() {
-        let (takes, gives) = (regions.takes[me], regions.gives[me]);
-        let duty = match spec.role {
+    let mut shares = shares.into_iter();
+    for (number, (spec, inboxes)) in actors.into_iter().zip(inboxes).enumerate() {
+        let (takes, gives) = (regions.takes[number], regions.gives[number]);
+        let first = ends.firsts[number];
+        let slot = ends.layout.lists[number].unwrap_or(0);
+        let mut duty = match spec.role {
             Role::Plain => Duty::Plain,
             Role::Merge => Duty::Merge,
             Role::FlatMap => Duty::FlatMap { region: gives },
-            Role::Collect => Duty::Collect { slot: ends.layout.lists[me].unwrap_or(0) },
+            Role::Collect => Duty::Collect { slot },
             Role::Batch(batching) => {
-                let bell = Arc::clone(&engine.actors[me].bell);
+                let bell = Arc::clone(&engine.actors[first].bell);
                 Duty::Batch(Box::new(Batcher {
                     held: Held::new(batching),
                     live: Arc::new(Live::new(StageWaker::ringing(bell, Flags::ROOM))),
@@ -499,23 +574,30 @@ fn wire<P: Payload>(
                 Duty::Unbatch { region: takes, retry }
             }
         };
-        let routes = (0..spec.outputs)
-            .map(|port| ends.targets(&edges, OutPort::Actor { actor: me, port }))
-            .collect();
-        seeds.push(Seed {
-            engine: Arc::clone(&engine),
-            me,
-            inbox,
-            inputs: spec.inputs,
-            join: ends.layout.joins[me],
-            arrivals: arrivals(&edges, me).collect(),
-            routes,
-            done: ends.layout.done[me],
-            factory: spec.factory,
-            policy: options.policy,
-            retry: options.retry,
-            duty,
-        });
+        let factory = SharedFactory::new(spec.factory);
+        for (me, inbox) in (first..).zip(inboxes) {
+            let out_ports = (0..spec.outputs).map(|port| OutPort::Actor { actor: number, port });
+            // Those that have replicas keep nothing from item to item.
+            let next = match &duty {
+                Duty::Collect { .. } => Duty::Collect { slot },
+                _ => Duty::Plain,
+            };
+            seeds.push(Seed {
+                engine: Arc::clone(&engine),
+                me,
+                inbox,
+                inputs: spec.inputs,
+                join: ends.layout.joins[number],
+                arrivals: arrivals(&edges, number).collect(),
+                routes: out_ports.map(|port| ends.targets(&edges, port)).collect(),
+                done: ends.layout.done[number],
+                factory: Arc::clone(&factory),
+                policy: options.policy,
+                retry: options.retry,
+                duty: std::mem::replace(&mut duty, next),
+                share: shares.next().flatten(),
+            });
+        }
     }
-    (engine, seeds)
+    Ok((engine, seeds))
 }

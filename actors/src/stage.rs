@@ -82,8 +82,8 @@ pub trait Stage<P> {
     }
 }
 
-/// Builds the stage of an actor, on the actor's thread: once at the start, and once more for every
-/// restart.
+/// Builds the stage of an actor, on the actor's thread: once at the start for every replica, and once
+/// more for every restart. Never called twice at a time.
 pub type Factory<P> =
     Box<dyn FnMut(StageContext) -> Result<Box<dyn Stage<P>>, ItemError> + Send + 'static>;
 
@@ -93,14 +93,23 @@ pub type Factory<P> =
 pub struct StageContext {
     /// The actor's name.
     pub actor: Arc<str>,
+    /// Which replica of the actor this is, from 0; 0 where it has none.
+    pub replica: usize,
     /// The device string of the actor.
     pub device: Arc<str>,
     /// Its number of input ports.
     pub inputs: usize,
     /// Its number of output ports.
     pub outputs: usize,
-    /// How many stages were built for this actor before.
+    /// How many stages were built for this actor, or this replica of it, before.
     pub attempt: usize,
+    /// How many CPU threads the stage may compute on at once: what the system granted of what the
+    /// topology asked for. 0 for an actor that asked for none.
+    pub threads: usize,
+    /// The cores that these are meant for, one for each thread, if the system pins its threads and
+    /// has as many. With one, the actor's thread is pinned to it, and so are the threads that it
+    /// starts; with several it is not, and the stage calls `affinity::pin` on its own threads.
+    pub cores: Vec<usize>,
     /// Wakes the actor, so that it polls its stage. Keep a clone for completion callbacks.
     pub waker: StageWaker,
 }
@@ -109,10 +118,12 @@ impl fmt::Debug for StageContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StageContext")
             .field("actor", &self.actor)
+            .field("replica", &self.replica)
             .field("device", &self.device)
             .field("inputs", &self.inputs)
             .field("outputs", &self.outputs)
             .field("attempt", &self.attempt)
+            .field("threads", &self.threads)
             .finish_non_exhaustive()
     }
 }

@@ -59,6 +59,44 @@ mod primitives {
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+/// Receives from one of two channels, whichever has something first.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn recv_either<T>(
+    one: &Receiver<T>,
+    other: &Receiver<T>,
+    deadline: Option<Instant>,
+) -> Result<T, RecvTimeoutError> {
+    let mut select = crossbeam_channel::Select::new();
+    select.recv(one);
+    select.recv(other);
+    let chosen = match deadline {
+        None => select.select(),
+        Some(deadline) => {
+            select.select_deadline(deadline).map_err(|_| RecvTimeoutError::Timeout)?
+        }
+    };
+    let from = if chosen.index() == 0 { one } else { other };
+    chosen.recv(from).map_err(|_| RecvTimeoutError::Disconnected)
+}
+
+/// Receives from one of two channels: looks at both in turn.
+#[cfg(any(loom, shuttle))]
+pub(crate) fn recv_either<T>(
+    one: &Receiver<T>,
+    other: &Receiver<T>,
+    deadline: Option<Instant>,
+) -> Result<T, RecvTimeoutError> {
+    loop {
+        if let Ok(message) = one.try_recv().or_else(|_| other.try_recv()) {
+            return Ok(message);
+        }
+        if deadline.is_some() {
+            return Err(RecvTimeoutError::Timeout);
+        }
+        thread::yield_now();
+    }
+}
+
 /// Locks `mutex`, also when an earlier holder panicked.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

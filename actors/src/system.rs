@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Instant;
 
+use crate::cpu::{CpuBudget, CpuPolicy, CpuReport};
 use crate::error::SpawnError;
 use crate::lane::Lanes;
 use crate::metrics::Stats;
@@ -14,7 +15,7 @@ use crate::registry::{Registry, Supervised};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::topology::Topology;
 
-/// A group of pipelines that share the lanes of their devices: actors with the same device string
+/// A group of pipelines that share the lanes of their devices and a CPU budget: actors with the same device string
 /// compute on the same lanes, whichever of the pipelines they belong to.
 ///
 /// ```
@@ -43,6 +44,7 @@ pub struct System {
 struct Shared {
     next: AtomicU64,
     devices: Mutex<HashMap<String, Arc<Lanes>>>,
+    budget: Arc<CpuBudget>,
     pipelines: Registry,
 }
 
@@ -53,12 +55,79 @@ impl System {
         Self::default()
     }
 
+    /// Gives the pipelines of this system so many CPU threads to compute on at once; without it,
+    /// any number.
+    ///
+    /// Every actor on a CPU device asks for threads when it is spawned: as many as
+    /// [`TopologyBuilder::threads`](crate::TopologyBuilder::threads) says. Shares are disjoint, and
+    /// one belongs to each lane of a device that is in use: actors that take turns use the same
+    /// threads. When the budget is used up, the [policy](Self::cpu_policy) decides. A share comes
+    /// back when the thread of its last actor ends.
+    ///
+    /// ```
+    /// use brigade_actors::{CpuPolicy, Options, SpawnError, System, Topology, stage_fn};
+    ///
+    /// let topology = |device: &str, threads| {
+    ///     let mut builder = Topology::<i64>::builder();
+    ///     let x = builder.source("x");
+    ///     let actor = builder.actor("a", device, 1, 1, stage_fn(|v: Vec<i64>| Ok(v)));
+    ///     let y = builder.sink("y");
+    ///     builder.connect(x, actor.input(0)).connect(actor.output(0), y).threads(actor, threads);
+    ///     builder.build()
+    /// };
+    /// let system = System::new().cpu_budget(3);
+    /// let first = system.spawn(topology("cpu:0", 2)?, Options::new())?;
+    /// let second = system.spawn(topology("cpu:1", 2)?, Options::new())?;
+    /// assert_eq!(second.stats().actors[0].threads, 1);
+    /// assert_eq!(second.stats().notices.len(), 1);
+    /// // It takes turns with the first, so it needs no threads of its own.
+    /// let third = system.spawn(topology("cpu:0", 2)?, Options::new())?;
+    /// assert_eq!((third.stats().cpu.used, third.stats().notices.len()), (3, 0));
+    ///
+    /// let strict = System::new().cpu_budget(1).cpu_policy(CpuPolicy::Refuse);
+    /// let refused = strict.spawn(topology("cpu:0", 2)?, Options::new());
+    /// assert!(matches!(refused, Err(SpawnError::CpuBudget { asked: 2, budget: 1, .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn cpu_budget(self, threads: usize) -> Self {
+        self.shared.budget.limit(threads);
+        self
+    }
+
+    /// What happens when a pipeline asks for more than is left of the budget.
+    #[must_use]
+    pub fn cpu_policy(self, policy: CpuPolicy) -> Self {
+        self.shared.budget.policy(policy);
+        self
+    }
+
+    /// Pins the threads of actors that are spawned from now on, and were granted one thread, to the
+    /// core of their share; the others are told [theirs](crate::StageContext::cores). Cores are the
+    /// first `cores` ones that this process may run on. Shares that find no core left, and threads that
+    /// the operating system does not let be pinned, run anywhere; the figures of the pipeline say
+    /// so. With more lanes than one on a device, and more actors than lanes, two that compute at
+    /// once may be meant for one core: give such actors devices of their own.
+    #[cfg(feature = "affinity")]
+    #[must_use]
+    pub fn pin(self, cores: usize) -> Self {
+        self.shared.budget.pin(cores.min(crate::affinity::cores()));
+        self
+    }
+
+    /// Who was given what of the CPU budget.
+    #[must_use]
+    pub fn cpu(&self) -> CpuReport {
+        self.shared.budget.report()
+    }
+
     /// Spawns a pipeline in this system; see [`Pipeline::spawn`]. The first pipeline that names a
     /// device says how many lanes it has.
     ///
     /// # Errors
     ///
-    /// As [`Pipeline::spawn`]; [`SpawnError::Options`] if a pipeline of the same name is alive.
+    /// As [`Pipeline::spawn`]; [`SpawnError::Options`] if a pipeline of the same name is alive;
+    /// [`SpawnError::CpuBudget`] if the policy is to refuse.
     pub fn spawn<P: Payload>(
         &self,
         topology: Topology<P>,
@@ -99,6 +168,10 @@ impl System {
             (pipeline.name().to_owned(), report)
         };
         pipelines.iter().map(stop).collect()
+    }
+
+    pub(crate) fn budget(&self) -> &Arc<CpuBudget> {
+        &self.shared.budget
     }
 
     pub(crate) fn registry(&self) -> &Registry {

@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use crate::cpu::usual_threads;
 use crate::error::{BuildError, ItemError};
 use crate::operator::Role;
 use crate::region::{self, Regions};
+use crate::replica::{MOST_REPLICAS, replica_name};
 use crate::stage::{Factory, Stage, StageContext};
 use crate::sync::Arc;
 
@@ -86,7 +88,7 @@ pub struct Topology<P> {
     pub(crate) actors: Vec<ActorSpec<P>>,
     pub(crate) edges: Vec<Edge>,
     pub(crate) lanes: Vec<(String, usize)>,
-    /// Actors on the longest way from a source to a sink.
+    /// Actors on the longest way from a source to a sink, each as often as it has replicas.
     pub(crate) depth: usize,
     pub(crate) regions: Regions,
 }
@@ -97,10 +99,21 @@ pub(crate) struct ActorSpec<P> {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) factory: Factory<P>,
+    /// How many threads run this actor.
+    pub(crate) replicas: usize,
+    /// How many threads each of them computes on.
+    pub(crate) threads: usize,
     /// What it does with numbers, beside computing.
     pub(crate) role: Role<P>,
     /// The most actors that can follow on the way to the sink.
     pub(crate) height: usize,
+}
+
+impl<P> ActorSpec<P> {
+    /// The names of the threads that run it.
+    pub(crate) fn thread_names(&self) -> impl Iterator<Item = Arc<str>> {
+        (0..self.replicas).map(|replica| replica_name(&self.name, replica, self.replicas))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +132,8 @@ impl<P> Topology<P> {
             actors: Vec::new(),
             edges: Vec::new(),
             lanes: Vec::new(),
+            replicas: Vec::new(),
+            threads: Vec::new(),
         }
     }
 
@@ -158,6 +173,8 @@ pub struct TopologyBuilder<P> {
     actors: Vec<ActorSpec<P>>,
     edges: Vec<Edge>,
     lanes: Vec<(String, usize)>,
+    replicas: Vec<(usize, usize)>,
+    threads: Vec<(usize, usize)>,
 }
 
 impl<P> fmt::Debug for TopologyBuilder<P> {
@@ -195,12 +212,15 @@ impl<P> TopologyBuilder<P> {
         outputs: usize,
         factory: impl FnMut(StageContext) -> Result<Box<dyn Stage<P>>, ItemError> + Send + 'static,
     ) -> ActorId {
+        let device = device.into();
         self.actors.push(ActorSpec {
             name: Arc::from(name.into()),
-            device: device.into(),
+            threads: usual_threads(&device),
+            device,
             inputs,
             outputs,
             factory: Box::new(factory),
+            replicas: 1,
             role: Role::Plain,
             height: 0,
         });
@@ -219,6 +239,47 @@ impl<P> TopologyBuilder<P> {
         self
     }
 
+    /// Has `actor` run by so many threads; 1 where nothing is said. They share its inbox, and each
+    /// has a stage of its own from the factory, a restart account of its own, and takes a lane of
+    /// the device of its own: give the device as many [`lanes`](Self::lanes), or they take turns.
+    ///
+    /// A map and a collect can have replicas; the other operators keep something from item to item.
+    ///
+    /// Items overtake each other behind replicas. Joins match them by number, and a stream gives
+    /// its results in order; who else needs order restores it with a
+    /// [`Reorder`](crate::Reorder).
+    ///
+    /// ```
+    /// use brigade_actors::{Options, Pipeline, Topology, stage_fn};
+    ///
+    /// let mut builder = Topology::<i64>::builder();
+    /// let x = builder.source("x");
+    /// let slow = builder.actor("slow", "cpu", 1, 1, stage_fn(|v: Vec<i64>| Ok(vec![v[0] * 2])));
+    /// let y = builder.sink("y");
+    /// builder.connect(x, slow.input(0)).connect(slow.output(0), y);
+    /// builder.replicas(slow, 3).lanes("cpu", 3);
+    /// let pipeline = Pipeline::spawn(builder.build()?, Options::new())?;
+    /// for (n, result) in (0..100).zip(pipeline.stream((0..100).map(|n| vec![n]))) {
+    ///     assert_eq!(result?, [2 * n]);
+    /// }
+    /// let names: Vec<_> = pipeline.stats().actors.into_iter().map(|actor| actor.name).collect();
+    /// assert_eq!(names, ["slow/0", "slow/1", "slow/2"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn replicas(&mut self, actor: ActorId, replicas: usize) -> &mut Self {
+        self.replicas.push((actor.0, replicas));
+        self
+    }
+
+    /// Says how many CPU threads `actor`, or each replica of it, computes on at once: what it asks
+    /// the [budget of its system](crate::System::cpu_budget) for. Where nothing is said, 1 on the
+    /// devices `cpu` and `cpu:N`, and none on any other, whose actors wait rather than compute. The
+    /// stage keeps to what it was granted, [`StageContext::threads`].
+    pub fn threads(&mut self, actor: ActorId, threads: usize) -> &mut Self {
+        self.threads.push((actor.0, threads));
+        self
+    }
+
     /// Adds an edge. A giving port may have any number of edges; a taking port has exactly one.
     pub fn connect(&mut self, from: OutPort, to: InPort) -> &mut Self {
         self.edges.push(Edge { from, to });
@@ -230,12 +291,32 @@ impl<P> TopologyBuilder<P> {
     /// # Errors
     ///
     /// [`BuildError`] for names given twice, ports that do not exist, that nothing or more than one
-    /// edge arrives at, actors without an input, rings, and devices without a lane.
+    /// edge arrives at, actors without an input or a replica, rings, and devices without a lane.
     pub fn build(self) -> Result<Topology<P>, BuildError> {
-        let Self { sources, sinks, mut actors, edges, lanes } = self;
+        let Self { sources, sinks, mut actors, edges, lanes, replicas, threads } = self;
         unique("sources", sources.iter().map(String::as_str))?;
         unique("sinks", sinks.iter().map(String::as_str))?;
+        let count = actors.len();
+        for (actor, replicas) in replicas {
+            let spec = actors.get_mut(actor);
+            let spec = spec.ok_or(BuildError::UnknownActor { actor, actors: count })?;
+            if !(1..=MOST_REPLICAS).contains(&replicas) {
+                let (actor, most) = (spec.name.to_string(), MOST_REPLICAS);
+                return Err(BuildError::Replicas { actor, replicas, most });
+            }
+            if replicas > 1 && !matches!(spec.role, Role::Plain | Role::Collect) {
+                let (actor, operator) = (spec.name.to_string(), spec.role.words());
+                return Err(BuildError::NoReplicas { actor, operator });
+            }
+            spec.replicas = replicas;
+        }
+        for (actor, threads) in threads {
+            let spec = actors.get_mut(actor);
+            spec.ok_or(BuildError::UnknownActor { actor, actors: count })?.threads = threads;
+        }
         unique("actors", actors.iter().map(|actor| &*actor.name))?;
+        let names: Vec<_> = actors.iter().flat_map(ActorSpec::thread_names).collect();
+        unique("actors", names.iter().map(|name| &**name))?;
         if let Some(actor) = actors.iter().find(|actor| actor.inputs == 0) {
             return Err(BuildError::NoInputs { actor: actor.name.to_string() });
         }
@@ -274,10 +355,14 @@ impl<P> TopologyBuilder<P> {
         if let Some(port) = taking.into_iter().find(|port| !fed.contains(port)) {
             return Err(BuildError::Unconnected { port: words.in_port(port) });
         }
-        let heights = heights(&actors, &edges)?;
-        let depth = heights.iter().map(|height| height + 1).max().unwrap_or(0);
-        for (actor, height) in actors.iter_mut().zip(heights) {
-            actor.height = height;
+        let threads_after = heights(&actors, &edges, |actor| actor.replicas)?;
+        let threads_from = actors
+            .iter()
+            .zip(threads_after)
+            .map(|(spec, after)| after.saturating_add(spec.replicas));
+        let depth = threads_from.max().unwrap_or(0);
+        for (actor, height) in heights(&actors, &edges, |_| 1)?.into_iter().enumerate() {
+            actors[actor].height = height;
         }
         let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
         let regions = region::infer(&actors, &edges, &words)?;
@@ -331,8 +416,12 @@ fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Resul
     Ok(())
 }
 
-/// For each actor, the most actors that can follow it; an error if there is a ring.
-fn heights<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Result<Vec<usize>, BuildError> {
+/// For each actor, the most weight that can follow it; an error if there is a ring.
+fn heights<P>(
+    actors: &[ActorSpec<P>],
+    edges: &[Edge],
+    weight: impl Fn(&ActorSpec<P>) -> usize,
+) -> Result<Vec<usize>, BuildError> {
     let mut next = vec![Vec::new(); actors.len()];
     let mut before = vec![Vec::new(); actors.len()];
     for edge in edges {
@@ -343,14 +432,15 @@ fn heights<P>(actors: &[ActorSpec<P>], edges: &[Edge]) -> Result<Vec<usize>, Bui
             before[to].push(from);
         }
     }
-    let mut heights = vec![0; actors.len()];
+    let mut heights = vec![0_usize; actors.len()];
     let mut open: Vec<usize> = next.iter().map(Vec::len).collect();
     let mut ready: Vec<usize> = (0..actors.len()).filter(|&actor| open[actor] == 0).collect();
     let mut done = 0;
     while let Some(actor) = ready.pop() {
         done += 1;
         for &from in &before[actor] {
-            heights[from] = heights[from].max(heights[actor] + 1);
+            heights[from] =
+                heights[from].max(heights[actor].saturating_add(weight(&actors[actor])));
             open[from] -= 1;
             if open[from] == 0 {
                 ready.push(from);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::batch::{Held, Live};
+use crate::cpu::Share;
 use crate::duty::is_retried;
 use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
@@ -14,12 +15,13 @@ use crate::join::Join;
 use crate::lane::Grant;
 use crate::metrics::{Phase, PipelineState};
 use crate::outbox::{Closed, Kept, Outbox};
-use crate::packet::{Delivery, Firing, Message};
+use crate::packet::{Delivery, Firing, Message, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
+use crate::replica::SharedFactory;
 use crate::spans::{self, FiringSpan};
-use crate::stage::{Factory, Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, build, guarded};
+use crate::stage::{Stage, StageContext};
+use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, guarded};
 use crate::sync::{Arc, Ordering, Sender, lock, thread};
 
 /// What an actor thread is started with.
@@ -36,8 +38,10 @@ pub(crate) struct Seed<P> {
     pub(crate) routes: Vec<Vec<Target<P>>>,
     /// The sink port that this actor reports to, if nobody takes anything from it.
     pub(crate) done: Option<usize>,
-    pub(crate) factory: Factory<P>,
+    pub(crate) factory: Arc<SharedFactory<P>>,
     pub(crate) policy: RestartPolicy,
+    /// Its part of the CPU budget, held as long as the thread lives.
+    pub(crate) share: Option<Share>,
     pub(crate) retry: RetryPolicy,
     pub(crate) duty: Duty<P>,
 }
@@ -75,16 +79,6 @@ pub(crate) struct Batcher<P> {
     pub(crate) region: RegionId,
     /// Items that have come so far.
     pub(crate) arrived: u64,
-}
-
-/// An item that arrived in full.
-pub(crate) struct Work<P> {
-    pub(crate) item: Arc<Item<P>>,
-    pub(crate) inputs: Result<Vec<P>, ItemError>,
-    /// What became of the item's children, for a collect.
-    pub(crate) children: Vec<Delivery<P>>,
-    /// How often it was tried before.
-    pub(crate) tries: u32,
 }
 
 /// What became of an attempt to fire.
@@ -139,6 +133,12 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     let me = seed.me;
     let _exit = Exit(Arc::clone(&seed.engine), me);
     seed.engine.exits().started(me);
+    #[cfg(feature = "affinity")]
+    // Threads that a stage starts inherit the core of this one: where it was granted several, it
+    // pins them itself.
+    if let Some([core]) = seed.share.as_ref().map(|share| &*share.cores) {
+        *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(*core).map(|()| *core));
+    }
     let outputs = seed.routes.len();
     let lists = matches!(seed.duty, Duty::FlatMap { .. } | Duty::Unbatch { .. });
     let mut actor = Actor {
@@ -170,17 +170,33 @@ impl<P: Payload> Actor<P> {
     }
 
     fn build(&mut self) -> Result<(), ItemError> {
-        let cell = self.cell();
-        let context = StageContext {
-            actor: Arc::clone(&cell.name),
-            device: Arc::clone(&cell.device),
-            inputs: self.seed.inputs,
-            outputs: self.seed.routes.len(),
-            attempt: self.attempt,
-            waker: StageWaker::new(Arc::clone(&cell.bell)),
-        };
+        let attempt = self.attempt;
         self.attempt += 1;
-        let stage = build(&mut self.seed.factory, context)?;
+        let stage = loop {
+            let cell = self.cell();
+            let context = || StageContext {
+                actor: Arc::clone(&cell.actor),
+                replica: cell.replica,
+                device: Arc::clone(&cell.device),
+                inputs: self.seed.inputs,
+                outputs: self.seed.routes.len(),
+                attempt,
+                threads: self.seed.share.as_ref().map_or(0, |share| share.granted),
+                cores: self.seed.share.as_ref().map_or_else(Vec::new, |share| share.cores.clone()),
+                waker: StageWaker::new(Arc::clone(&cell.bell)),
+            };
+            if let Some(built) = self.seed.factory.try_build(&cell.bell, context) {
+                break built?;
+            }
+            // Another replica builds; this one waits for nothing else, a stop excepted.
+            while !self.seed.inbox.flags().lower(Flags::FACTORY) {
+                if self.stopped() {
+                    let message = "the pipeline stopped before the stage was built";
+                    return Err(ItemError::new(ErrorKind::Shutdown, message));
+                }
+                self.seed.inbox.next(false, None);
+            }
+        };
         self.slots = guarded("`slots`", || Ok(stage.slots()))?.max(1);
         if matches!(self.seed.duty, Duty::FlatMap { .. }) {
             // It waits for its budget between two firings, and must hold no lane then.
@@ -289,7 +305,12 @@ impl<P: Payload> Actor<P> {
     /// Waits for one message and takes it in.
     fn wait(&mut self) {
         let level = self.seed.inbox.level();
-        let next = match self.seed.inbox.try_next() {
+        // A replica takes only what it can start: the others may be free.
+        let wanted = !self.seed.inbox.is_shared()
+            || (self.backlog.is_empty()
+                && self.outbox.count() < self.slots
+                && !self.seed.inbox.flags().is_raised(Flags::RESTART));
+        let next = match self.seed.inbox.try_next(wanted) {
             Some(next) => next,
             None => {
                 if self.outbox.count() == 0 {
@@ -302,7 +323,7 @@ impl<P: Payload> Actor<P> {
                     _ => None,
                 };
                 let deadline = pending.filter_map(|firing| firing.item.deadline).chain(due).min();
-                let next = self.seed.inbox.next(deadline);
+                let next = self.seed.inbox.next(wanted, deadline);
                 if self.outbox.count() == 0 {
                     self.now = Some(self.cell().meter.enter(Phase::Other));
                 }
@@ -340,6 +361,11 @@ impl<P: Payload> Actor<P> {
                     _ => self.match_ports(&item, &mut inputs),
                 };
                 (item, error)
+            }
+            Message::Gathered(work) => {
+                self.outbox.recycle(inputs);
+                self.backlog.push_back(work);
+                return;
             }
             Message::Retry(batch) => return self.retry(&batch),
             Message::Wake => return,
@@ -573,7 +599,7 @@ impl<P: Payload> Actor<P> {
 
     /// Sends an item on as an error, in the way of the actor's duty.
     fn forward_error(&mut self, item: &Arc<Item<P>>, error: ItemError, at: Instant) {
-        let error = item.blame(error, &self.cell().name);
+        let error = item.blame(error, &self.cell().actor);
         let engine = &self.seed.engine;
         let at = engine.time(at);
         match &self.seed.duty {
@@ -655,6 +681,7 @@ impl<P: Payload> Actor<P> {
             self.close(closed);
         }
         self.drop_stage();
+        self.give_back();
         let mut cause = cause.clone();
         loop {
             let Some(pause) = self.restarts.next(self.seed.policy, Instant::now()) else {
@@ -673,6 +700,16 @@ impl<P: Payload> Actor<P> {
         }
     }
 
+    /// Leaves what was taken and not started to the other replicas, if there are any.
+    fn give_back(&mut self) {
+        while let Some(work) = self.backlog.pop_front() {
+            if let Err(work) = self.seed.inbox.give_back(work) {
+                self.backlog.push_front(work);
+                return;
+            }
+        }
+    }
+
     fn give_up(&self, cause: ItemError) {
         let name = &self.cell().name;
         let within = self.seed.policy.window.map(|window| format!(" within {window:?}"));
@@ -686,11 +723,12 @@ impl<P: Payload> Actor<P> {
         self.seed.engine.stop(PipelineState::Failed, &failure);
     }
 
-    /// Backs off, taking in what arrives meanwhile. False if the actor is to stop.
+    /// Backs off, taking in what arrives meanwhile, unless other replicas can. False if the actor is to stop.
     fn pause(&mut self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         while !self.stopped() {
-            match self.seed.inbox.next(Some(until)) {
+            let wanted = !self.seed.inbox.is_shared();
+            match self.seed.inbox.next(wanted, Some(until)) {
                 Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
                 Next::Wake => {}
                 Next::Timeout => return true,

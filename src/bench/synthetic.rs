@@ -45,6 +45,7 @@ pub struct SyntheticChain {
     text: String,
     visits: Vec<Visit>,
     lanes: BTreeMap<String, usize>,
+    replicas: BTreeMap<String, usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -130,7 +131,12 @@ impl FromStr for SyntheticChain {
                 *number += 1;
             }
         }
-        Ok(Self { text: text.to_owned(), visits, lanes: BTreeMap::new() })
+        Ok(Self {
+            text: text.to_owned(),
+            visits,
+            lanes: BTreeMap::new(),
+            replicas: BTreeMap::new(),
+        })
     }
 }
 
@@ -186,6 +192,34 @@ impl SyntheticChain {
         Ok(self)
     }
 
+    /// Says how many replicas a stage of the chain has; 1 where nothing is said. Unless
+    /// [`lanes`](Self::lanes) are stated, its device gets as many lanes.
+    ///
+    /// # Errors
+    /// If there is no such stage, or no replica of it.
+    pub fn replicas(mut self, stage: &str, replicas: usize) -> Result<Self> {
+        if !self.visits.iter().any(|v| v.actor == stage) {
+            let names: Vec<_> = self.visits.iter().map(|v| v.actor.as_str()).collect();
+            return Err(err!(UnknownName, "there is no synthetic stage `{stage}`")
+                .with_help(format!("the stages are {}", names.join(", "))));
+        }
+        if replicas == 0 {
+            bail!(Usage, "stage `{stage}` cannot have 0 replicas");
+        }
+        self.replicas.insert(stage.to_owned(), replicas);
+        Ok(self)
+    }
+
+    fn replicas_of(&self, visit: &Visit) -> usize {
+        self.replicas.get(&visit.actor).copied().unwrap_or(1)
+    }
+
+    fn lanes_of(&self, device: &str) -> usize {
+        let here = self.visits.iter().filter(|v| v.device == device);
+        let replicas = || here.map(|v| self.replicas_of(v)).max().unwrap_or(1);
+        self.lanes.get(device).copied().unwrap_or_else(replicas)
+    }
+
     fn knows(&self, device: &str) -> Result<()> {
         if self.visits.iter().any(|v| v.device == device) {
             return Ok(());
@@ -195,16 +229,18 @@ impl SyntheticChain {
     }
 
     /// For each device, the items per second that it could do: lanes / time that an item needs
-    /// there, and no more than its slowest stage allows, which works on one item at a time.
+    /// there, and no more than its slowest stage allows, each replica of which works on one item at
+    /// a time.
     fn rates(&self) -> BTreeMap<&str, f64> {
         let mut busy: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
         for visit in &self.visits {
             let (sum, slowest) = busy.entry(&visit.device).or_default();
             *sum += visit.time.as_secs_f64();
-            *slowest = slowest.max(visit.time.as_secs_f64());
+            let alone = visit.time.as_secs_f64() / self.replicas_of(visit) as f64;
+            *slowest = slowest.max(alone);
         }
         let rate = |(device, (sum, slowest)): (&'_ str, (f64, f64))| {
-            let lanes = self.lanes.get(device).copied().unwrap_or(1) as f64;
+            let lanes = self.lanes_of(device) as f64;
             (lanes / sum).min(1.0 / slowest)
         };
         busy.into_iter().map(|(device, times)| (device, rate((device, times)))).collect()
@@ -241,13 +277,12 @@ impl SyntheticChain {
         for (visit, stage) in self.visits.iter().zip(self.stages(run.seed)) {
             let actor = builder.actor(&visit.actor, &visit.device, 1, 1, stage.factory());
             builder.connect(last, actor.input(0));
+            builder.replicas(actor, self.replicas_of(visit));
+            builder.lanes(&visit.device, self.lanes_of(&visit.device));
             last = actor.output(0);
         }
         let sink = builder.sink("results");
         builder.connect(last, sink);
-        for (device, lanes) in &self.lanes {
-            builder.lanes(device, *lanes);
-        }
         let topology =
             builder.build().map_err(|e| err!(Usage, "the synthetic chain cannot be built: {e}"))?;
         let mut options = Options::new().name("synthetic");

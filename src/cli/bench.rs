@@ -57,7 +57,8 @@ pub(super) struct Args {
     /// Lanes of a synthetic device: how many of its stages may compute at once
     #[arg(long, value_name = "DEVICE=N", value_delimiter = ',', conflicts_with = "model")]
     lanes: Vec<Named<Count>>,
-    /// Replicas of a synthetic stage
+    /// Replicas of a synthetic stage: threads that share its items. Its device gets as many lanes,
+    /// unless --lanes says otherwise
     #[arg(long, value_name = "STAGE=N", value_delimiter = ',', conflicts_with = "model")]
     replicas: Vec<Named<Count>>,
     #[command(flatten)]
@@ -99,14 +100,11 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
 const SYNTHETIC_SECONDS: f64 = 2.0;
 
 fn synthetic(args: &Args, mut chain: SyntheticChain, console: &Console) -> Outcome {
-    if let Some(one) = args.replicas.first() {
-        let (name, n) = (&one.name, one.value.0);
-        return Err(err!(Usage, "--replicas {name}={n}: stages cannot have replicas yet")
-            .with_help("leave --replicas out")
-            .into());
-    }
     for lanes in &args.lanes {
         chain = chain.lanes(&lanes.name, lanes.value.0)?;
+    }
+    for replicas in &args.replicas {
+        chain = chain.replicas(&replicas.name, replicas.value.0)?;
     }
     let enough = (chain.bound_per_s() * SYNTHETIC_SECONDS).clamp(16.0, 100_000.0) as usize;
     let run = SyntheticRun {

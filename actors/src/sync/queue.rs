@@ -15,7 +15,7 @@ struct State<T> {
     queue: VecDeque<T>,
     capacity: usize,
     senders: usize,
-    receiver: bool,
+    receivers: usize,
 }
 
 pub(crate) struct Sender<T>(Arc<Shared<T>>);
@@ -33,7 +33,7 @@ pub(crate) enum RecvTimeoutError {
 }
 
 pub(crate) fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
-    let state = State { queue: VecDeque::new(), capacity, senders: 1, receiver: true };
+    let state = State { queue: VecDeque::new(), capacity, senders: 1, receivers: 1 };
     let shared = Arc::new(Shared { state: Mutex::new(state), filled: Condvar::new() });
     (Sender(Arc::clone(&shared)), Receiver(shared))
 }
@@ -41,7 +41,7 @@ pub(crate) fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 impl<T> Sender<T> {
     pub(crate) fn try_send(&self, message: T) -> Result<(), Refused> {
         let mut state = lock(&self.0.state);
-        if !state.receiver || state.queue.len() >= state.capacity {
+        if state.receivers == 0 || state.queue.len() >= state.capacity {
             return Err(Refused);
         }
         state.queue.push_back(message);
@@ -53,7 +53,10 @@ impl<T> Sender<T> {
     /// A send that would have to wait is a fault in a model: inboxes have room for every item.
     pub(crate) fn send(&self, message: T) -> Result<(), Refused> {
         let sent = self.try_send(message);
-        assert!(sent.is_ok() || !lock(&self.0.state).receiver, "a send inside a pipeline waits");
+        assert!(
+            sent.is_ok() || lock(&self.0.state).receivers == 0,
+            "a send inside a pipeline waits"
+        );
         sent
     }
 }
@@ -105,11 +108,21 @@ impl<T> Receiver<T> {
     }
 }
 
+impl<T> Clone for Receiver<T> {
+    fn clone(&self) -> Self {
+        lock(&self.0.state).receivers += 1;
+        Self(Arc::clone(&self.0))
+    }
+}
+
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let left = {
             let mut state = lock(&self.0.state);
-            state.receiver = false;
+            state.receivers -= 1;
+            if state.receivers > 0 {
+                return;
+            }
             std::mem::take(&mut state.queue)
         };
         drop(left);
