@@ -41,11 +41,21 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR")]
     onnx_tests: Option<PathBuf>,
     /// With --onnx-tests: only the tests whose name contains this
-    #[arg(long, value_name = "TEXT", requires = "onnx_tests")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "onnx_tests",
+        conflicts_with_all = ["model", "cases"]
+    )]
     only: Option<String>,
     /// With --onnx-tests: cut every graph in two at a point that follows from N, and stream it over
     /// two devices
-    #[arg(long, value_name = "N", requires = "onnx_tests")]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "onnx_tests",
+        conflicts_with_all = ["model", "cases"]
+    )]
     cut: Option<u64>,
     /// Feed each case N times; every repetition must be equal to the bit. With a plan, all cases
     /// and repetitions stream through one pipeline, interleaved

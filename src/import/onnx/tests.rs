@@ -387,7 +387,7 @@ fn what_no_graph_can_hold_is_listed_together() {
     let sparse = pb::SparseTensorProto { values: Some(floats("s", &[1.0])), ..Default::default() };
     let kind = pb::AttributeProto {
         name: Some("type".to_owned()),
-        r#type: Some(AttributeType::TypeProto as i32),
+        r#type: Some(AttributeType::SparseTensor as i32),
         ..Default::default()
     };
     let mut g =
