@@ -51,6 +51,7 @@ pub mod tensor;
 /// The actor runtime, for topologies of a program's own:
 /// [`HeteroExecutable::splice`] puts models into them.
 pub use brigade_actors as actors;
+pub use brigade_actors::{CpuPolicy, CpuReport, System};
 pub use device::DeviceId;
 pub use error::{Error, ErrorKind, Result};
 pub use ops::CompileOptions;

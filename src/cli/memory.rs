@@ -13,7 +13,7 @@ use crate::partition::{Segmentation, bytes_of};
 pub(super) struct Memory {
     /// Constants, as they are stored; kernels may hold repacked copies.
     pub(super) weight_bytes: u64,
-    /// The sum over the segments of the most that is alive in one at a time.
+    /// The sum over the segments, and their replicas, of the most that is alive in one at a time.
     pub(super) working_bytes: Option<u64>,
     /// Inputs, outputs and boundary tensors of one item.
     pub(super) item_bytes: Option<u64>,
@@ -28,6 +28,7 @@ impl Memory {
         graph: &Graph,
         split: &Segmentation,
         in_flight: usize,
+        replicas: &dyn Fn(usize) -> usize,
         symbols: &dyn Fn(&str) -> Option<i64>,
     ) -> Self {
         let mut shared = HashSet::new();
@@ -40,10 +41,9 @@ impl Memory {
                 }
             }
         }
-        let working_bytes = split
-            .segments()
-            .iter()
-            .try_fold(0_u64, |sum, s| sum.checked_add(peak(&s.graph, symbols)?));
+        let working_bytes = split.segments().iter().try_fold(0_u64, |sum, s| {
+            sum.checked_add(peak(&s.graph, symbols)?.checked_mul(replicas(s.index) as u64)?)
+        });
         let mut seen = HashSet::new();
         let boundary = split
             .edges()
@@ -131,12 +131,16 @@ mod tests {
         }
         g.set_outputs([last]);
         let split = Segmentation::new(&g, &DeviceMap::single("cpu".parse().unwrap())).unwrap();
-        let memory = Memory::estimate(&g, &split, 3, &|_| Some(2));
+        let memory = Memory::estimate(&g, &split, 3, &|_| 1, &|_| Some(2));
         // One value is 512 bytes; two are alive at a time; an item is its input and its output.
         assert_eq!(memory.working_bytes, Some(1024));
         assert_eq!(memory.item_bytes, Some(1024));
         assert_eq!(memory.total_bytes, Some(4096));
-        let unknown = Memory::estimate(&g, &split, 3, &|_| None);
+        // Replicas have working buffers of their own, and the weights together.
+        let twice = Memory::estimate(&g, &split, 3, &|_| 2, &|_| Some(2));
+        assert_eq!(twice.working_bytes, memory.working_bytes.map(|bytes| 2 * bytes));
+        assert_eq!(twice.weight_bytes, memory.weight_bytes);
+        let unknown = Memory::estimate(&g, &split, 3, &|_| 1, &|_| None);
         assert_eq!(unknown.total_bytes, None);
         assert!(unknown.to_string().contains("--shape"));
     }

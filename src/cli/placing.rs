@@ -51,6 +51,10 @@ pub(super) struct Placing {
     /// Kernel threads of each segment: for all devices, or for one as in `cpu:0=2`
     #[arg(long, value_name = "[DEVICE=]N")]
     pub(super) threads: Vec<Threads>,
+    /// Run segment SEGMENT by N actors that share its items and weights; its CPU device gets as
+    /// many lanes
+    #[arg(long, value_name = "SEGMENT=N", value_delimiter = ',')]
+    pub(super) replicas: Vec<Replicas>,
     /// Turn an input into a constant before the passes: one element, or a `.npy` file
     #[arg(long, value_name = "NAME=VALUE|PATH.npy")]
     pub(super) bind: Vec<Named<String>>,
@@ -70,6 +74,7 @@ pub(super) struct Placing {
 const MOST_STAGES: usize = 4_096;
 const MOST_IN_FLIGHT: usize = 65_536;
 const MOST_THREADS: usize = 256;
+const MOST_REPLICAS: usize = 256;
 
 fn positive(text: &str) -> Result<usize> {
     match text.parse() {
@@ -121,6 +126,33 @@ impl FromStr for Threads {
     }
 }
 
+/// The replicas of one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Replicas {
+    segment: usize,
+    count: usize,
+}
+
+impl FromStr for Replicas {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((segment, count)) = text.split_once('=') else {
+            return Err(err!(Usage, "`{text}` is not of the form SEGMENT=N"));
+        };
+        let segment = segment.parse().map_err(|_| {
+            err!(Usage, "`{segment}` is no number of a segment, as `plan` shows them")
+        })?;
+        match count.parse() {
+            Ok(n) if (1..=MOST_REPLICAS).contains(&n) => Ok(Self { segment, count: n }),
+            _ => Err(err!(
+                Usage,
+                "`{count}` is no number of replicas; it must be from 1 to {MOST_REPLICAS}"
+            )),
+        }
+    }
+}
+
 /// A model, optimised and placed: what a pipeline and the sequential executor are made of.
 pub(super) struct Placed {
     pub(super) graph: Graph,
@@ -128,6 +160,8 @@ pub(super) struct Placed {
     pub(super) registry: Registry,
     options: CompileOptions,
     threads: BTreeMap<DeviceId, usize>,
+    /// By the number of the segment.
+    pub(super) replicas: BTreeMap<usize, usize>,
     pub(super) micro_batch: Option<usize>,
     pub(super) in_flight: Option<usize>,
     pub(super) axes: BTreeMap<String, Option<usize>>,
@@ -190,9 +224,6 @@ impl Placing {
             }
             (Some(file), ..) => {
                 plan = Plan::read(Path::new(file))?;
-                if !plan.replicas.is_empty() {
-                    bail!(Plan, "the plan `{file}` asks for replicas, which cannot be run yet");
-                }
                 let wanted = plan.model_sha256.is_some();
                 let hash = path.filter(|_| wanted).map(model::sha256).transpose()?;
                 (plan.resolve(&graph, hash.as_deref())?, format!("plan {file}"))
@@ -233,6 +264,17 @@ impl Placing {
             }
             threads.insert(device.clone(), t.count);
         }
+        let segments = Segmentation::new(&graph, &map)?.segments().len();
+        let mut replicas: BTreeMap<usize, usize> =
+            plan.replicas.iter().map(|(s, n)| (*s as usize, *n as usize)).collect();
+        replicas.extend(self.replicas.iter().map(|r| (r.segment, r.count)));
+        if let Some((&segment, _)) = replicas.iter().find(|(segment, _)| **segment >= segments) {
+            return Err(err!(Usage, "replicas are given to segment {segment}, which is not there")
+                .with_help(format!("the segments are 0 to {}", segments.saturating_sub(1))));
+        }
+        if let Some((&segment, &n)) = replicas.iter().find(|(_, n)| **n > MOST_REPLICAS) {
+            bail!(Plan, "segment {segment} has {n} replicas; {MOST_REPLICAS} are the most");
+        }
         let planned = match plan.in_flight {
             Some(InFlight::Count(n)) => Some(n as usize),
             _ => None,
@@ -248,6 +290,7 @@ impl Placing {
             registry,
             options,
             threads,
+            replicas,
             axes,
             shapes,
             symbols,
@@ -323,6 +366,9 @@ impl Placed {
         for (device, n) in &self.threads {
             builder = builder.threads(device.clone(), *n);
         }
+        for (segment, n) in &self.replicas {
+            builder = builder.replicas(*segment, *n);
+        }
         for (input, axis) in &self.axes {
             builder = builder.batch_axis(input.clone(), *axis);
         }
@@ -369,9 +415,13 @@ impl Placed {
 
     /// What memory it takes; run sequentially, one item is in flight.
     pub(super) fn memory(&self, split: &Segmentation, sequential: bool) -> Memory {
-        let streaming = || self.in_flight.unwrap_or_else(|| 2 * longest_chain(split));
+        let replicas = |segment| match self.replicas.get(&segment) {
+            Some(n) if !sequential => *n,
+            _ => 1,
+        };
+        let streaming = || self.in_flight.unwrap_or_else(|| 2 * longest_chain(split, &replicas));
         let in_flight = if sequential { 1 } else { streaming() };
-        Memory::estimate(&self.graph, split, in_flight, &|s| self.symbol(s))
+        Memory::estimate(&self.graph, split, in_flight, &replicas, &|s| self.symbol(s))
     }
 
     /// The plan file.
@@ -383,6 +433,9 @@ impl Placed {
             Some(n) => InFlight::Count(narrow(n)?),
             None => InFlight::Auto,
         });
+        for (segment, n) in &self.replicas {
+            plan.replicas.insert(narrow(*segment)?, narrow(*n)?);
+        }
         for device in self.map.devices() {
             let n = self.threads.get(device).copied().unwrap_or(self.options.threads);
             plan.threads.insert(device.clone(), narrow(n)?);
@@ -395,12 +448,12 @@ fn narrow(n: usize) -> Result<u32> {
     u32::try_from(n).map_err(|_| err!(Usage, "{n} is more than a plan can say"))
 }
 
-/// How many segments the longest way through them has.
-fn longest_chain(split: &Segmentation) -> usize {
-    let mut length = vec![1_usize; split.segments().len()];
+/// How many actors the longest way through the segments has.
+fn longest_chain(split: &Segmentation, replicas: &dyn Fn(usize) -> usize) -> usize {
+    let mut length = vec![0_usize; split.segments().len()];
     for s in 0..length.len() {
-        let before = split.edges().iter().filter(|e| e.to == s).map(|e| length[e.from] + 1);
-        length[s] = before.max().unwrap_or(1);
+        let before = split.edges().iter().filter(|e| e.to == s).map(|e| length[e.from]);
+        length[s] = before.max().unwrap_or(0) + replicas(s);
     }
     length.into_iter().max().unwrap_or(1)
 }

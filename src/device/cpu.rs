@@ -90,8 +90,10 @@ impl CompiledSegment for CpuSegment {
         self.program.constant_bytes()
     }
 
-    fn instance(&self, _options: InstanceOptions) -> Result<Box<dyn Instance>> {
-        let context = RunContext { threads: Threads::new(self.threads)?, ..RunContext::default() };
+    fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
+        let most = options.threads.unwrap_or(self.threads).max(1);
+        let threads = Threads::new(self.threads.min(most))?;
+        let context = RunContext { threads, ..RunContext::default() };
         Ok(Box::new(CpuInstance { program: Arc::clone(&self.program), context }))
     }
 }

@@ -19,13 +19,16 @@ pub struct InstanceOptions {
     /// Where each output is needed, in the segment's order. An output beyond its end is needed on
     /// the host.
     pub outputs: Vec<Delivery>,
+    /// The most CPU threads that it may compute on: what the CPU budget of a system granted. `None`:
+    /// as many as it was compiled for. It changes no result.
+    pub threads: Option<usize>,
 }
 
 impl InstanceOptions {
     /// For the thread that calls this, with every output on the host.
     #[must_use]
     pub fn for_this_thread() -> Self {
-        Self { waker: thread_waker(), outputs: Vec::new() }
+        Self { waker: thread_waker(), outputs: Vec::new(), threads: None }
     }
 
     /// With this waker.
@@ -39,6 +42,13 @@ impl InstanceOptions {
     #[must_use]
     pub fn outputs(mut self, outputs: Vec<Delivery>) -> Self {
         self.outputs = outputs;
+        self
+    }
+
+    /// With at most so many CPU threads.
+    #[must_use]
+    pub const fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
         self
     }
 

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use brigade_actors::{InPort, Options, Options as RuntimeOptions, OutPort, Topology};
+use brigade_actors::{InPort, Options, Options as RuntimeOptions, OutPort, System, Topology};
 
 use super::handle::{Inner, Pipeline};
 use super::placement;
-use super::prepared::{Prepared, listing, optimised};
+use super::prepared::{CPU, Prepared, listing, optimised};
 use super::stage::{factory, item_error};
 use crate::device::DeviceId;
-use crate::error::{Result, bail, err};
+use crate::error::{Result, err};
 use crate::graph::Graph;
 use crate::ops::CompileOptions;
 use crate::partition::{DeviceMap, InFlight, OutputSource, Plan, Source};
@@ -28,6 +28,10 @@ pub struct PipelineBuilder {
     micro_batch: Option<usize>,
     in_flight: Option<usize>,
     threads: BTreeMap<DeviceId, usize>,
+    replicas: BTreeMap<usize, usize>,
+    lanes: BTreeMap<DeviceId, usize>,
+    system: Option<System>,
+    cpu_budget: Option<usize>,
     axes: BTreeMap<String, Option<usize>>,
     shapes: Vec<(String, Vec<usize>)>,
     trace: usize,
@@ -55,6 +59,10 @@ impl Pipeline {
             micro_batch: None,
             in_flight: None,
             threads: BTreeMap::new(),
+            replicas: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            system: None,
+            cpu_budget: None,
             axes: BTreeMap::new(),
             shapes: Vec::new(),
             trace: 0,
@@ -86,8 +94,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// What a plan says: placement, micro-batch, items in flight and threads. What was set before
-    /// and the plan is silent of stays.
+    /// What a plan says: placement, micro-batch, items in flight, threads and replicas. What was set
+    /// before and the plan is silent of stays.
     ///
     /// ```
     /// use brigade::ops::builder::GraphBuilder;
@@ -102,18 +110,14 @@ impl PipelineBuilder {
     ///     r#"{"schema": 1, "default_device": "cpu:0", "in_flight": 3,
     ///         "rules": [{"match": "op:Tanh", "device": "cpu:1"}]}"#,
     /// )?;
-    /// let pipeline = Pipeline::builder(g.finish([("y", y)])?).plan(plan)?.spawn()?;
+    /// let pipeline = Pipeline::builder(g.finish([("y", y)])?).plan(plan).spawn()?;
     /// assert_eq!(pipeline.sequential().num_segments(), 2);
     /// assert_eq!(pipeline.in_flight_limit(), 3);
     /// # Ok::<(), brigade::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// If the plan asks for replicas, which cannot be run yet.
-    pub fn plan(mut self, plan: Plan) -> Result<Self> {
-        if !plan.replicas.is_empty() {
-            bail!(Plan, "the plan asks for replicas, which cannot be run yet");
-        }
+    #[must_use]
+    pub fn plan(mut self, plan: Plan) -> Self {
         if let Some(n) = plan.micro_batch {
             self.micro_batch = Some(n as usize);
         }
@@ -123,8 +127,10 @@ impl PipelineBuilder {
             None => {}
         }
         self.threads.extend(plan.threads.iter().map(|(d, n)| (d.clone(), *n as usize)));
+        let replicas = plan.replicas.iter();
+        self.replicas.extend(replicas.map(|(segment, n)| (*segment as usize, *n as usize)));
         self.placing = Placing::Plan(plan);
-        Ok(self)
+        self
     }
 
     /// `count` contiguous segments of about equal analytic cost, over the devices in turn.
@@ -194,6 +200,78 @@ impl PipelineBuilder {
     #[must_use]
     pub fn threads(mut self, device: DeviceId, threads: usize) -> Self {
         self.threads.insert(device, threads);
+        self
+    }
+
+    /// Runs the segment with this number by so many actors, which share its items and its weights.
+    /// A CPU device gets as many lanes as the most replicated of its segments has replicas, unless
+    /// [`lanes`](Self::lanes) says otherwise; on other devices replicas take turns at what there
+    /// is. Results are the same to the bit, and in order.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::{DType, Pipeline, Tensor};
+    ///
+    /// let mut g = GraphBuilder::new("g");
+    /// let x = g.input("x", DType::F32, [2.into()])?;
+    /// let y = g.relu(x)?;
+    /// let pipeline = Pipeline::builder(g.finish([("y", y)])?).replicas(0, 2).spawn()?;
+    /// let items = (0..50).map(|i| [("x", Tensor::new([2], vec![i as f32; 2]).unwrap())]);
+    /// for (i, outputs) in pipeline.stream(items).enumerate() {
+    ///     assert_eq!(outputs?[0].as_slice::<f32>()?, [i as f32; 2]);
+    /// }
+    /// assert_eq!(pipeline.stats().actors.len(), 2);
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    #[must_use]
+    pub fn replicas(mut self, segment: usize, replicas: usize) -> Self {
+        self.replicas.insert(segment, replicas);
+        self
+    }
+
+    /// How many actors of this pipeline may compute on a device at once.
+    #[must_use]
+    pub fn lanes(mut self, device: DeviceId, lanes: usize) -> Self {
+        self.lanes.insert(device, lanes);
+        self
+    }
+
+    /// Spawns the pipeline in a system: it shares the lanes of its devices, and a CPU budget if the
+    /// system has one, with the other pipelines there. Each actor on a CPU device asks the budget
+    /// for its kernel threads and computes on what it is granted, which changes no result;
+    /// [`Pipeline::notices`] says where that is less than was asked for.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::{DType, Pipeline, System, Tensor};
+    ///
+    /// let system = System::new().cpu_budget(2);
+    /// let model = |name: &str| {
+    ///     let mut g = GraphBuilder::new(name);
+    ///     let x = g.input("x", DType::F32, [2.into()])?;
+    ///     let y = g.relu(x)?;
+    ///     Pipeline::builder(g.finish([("y", y)])?).system(&system).spawn()
+    /// };
+    /// let (detect, recognise) = (model("detect")?, model("recognise")?);
+    /// assert_eq!(system.pipelines(), ["detect", "recognise"]);
+    /// // Both are on `cpu:0` and take turns, so one thread serves both.
+    /// assert_eq!(system.cpu().used, 1);
+    /// let x = Tensor::new([2], vec![-1.0_f32, 1.0])?;
+    /// detect.run([("x", x.clone())])?;
+    /// recognise.run([("x", x)])?;
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    #[must_use]
+    pub fn system(mut self, system: &System) -> Self {
+        self.system = Some(system.clone());
+        self
+    }
+
+    /// Gives the pipeline a system of its own with this CPU budget: the threads that its actors may
+    /// compute on at once.
+    #[must_use]
+    pub fn cpu_budget(mut self, threads: usize) -> Self {
+        self.cpu_budget = Some(threads);
         self
     }
 
@@ -271,6 +349,15 @@ impl PipelineBuilder {
             return Err(err!(Usage, "0 items in flight are not possible")
                 .with_help("use at least 1, or none to have it chosen"));
         }
+        let system = match (self.system.as_ref(), self.cpu_budget) {
+            (Some(_), Some(_)) => {
+                return Err(err!(Usage, "a pipeline in a system has no CPU budget of its own")
+                    .with_help("give the budget to the system"));
+            }
+            (Some(system), None) => system.clone(),
+            (None, Some(threads)) => System::new().cpu_budget(threads),
+            (None, None) => System::new(),
+        };
         self.graph.validate()?;
         self.check_names()?;
         let before = self.graph.clone();
@@ -303,7 +390,9 @@ impl PipelineBuilder {
         for device in self.threads.keys().filter(|d| !map.devices().any(|m| m == *d)) {
             notices.push(format!("threads are given to `{device}`, but no node is placed on it"));
         }
+        let crew = Crew { replicas: self.replicas, lanes: self.lanes };
         let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
+        crew.check(&prepared, &mut notices)?;
         for (name, tensor) in self.params {
             prepared.set_param(&name, tensor)?;
         }
@@ -311,7 +400,7 @@ impl PipelineBuilder {
         let sealed = prepared.seal()?;
         let mut fixed: Vec<(usize, Tensor)> = sealed.fixed.clone().into_iter().collect();
         fixed.sort_by_key(|(at, _)| *at);
-        let topology = topology(&prepared, sealed.segments)?;
+        let topology = topology(&prepared, sealed.segments, &crew)?;
         let mut options = self.runtime;
         if self.trace > 0 {
             options = options.trace(self.trace);
@@ -323,10 +412,13 @@ impl PipelineBuilder {
         if !name.is_empty() {
             options = options.name(name);
         }
-        let actors = brigade_actors::Pipeline::spawn(topology, options).map_err(|e| match e {
+        let actors = system.spawn(topology, options).map_err(|e| match e {
             brigade_actors::SpawnError::Stage { error, .. } => item_error(&error),
+            e @ (brigade_actors::SpawnError::CpuBudget { .. }
+            | brigade_actors::SpawnError::Options(_)) => err!(Usage, "{e}"),
             other => err!(Device, "the pipeline could not be started").with_source(other),
         })?;
+        notices.extend(actors.stats().notices);
         Ok(Pipeline::new(Inner {
             prepared,
             actors,
@@ -359,11 +451,70 @@ impl PipelineBuilder {
     }
 }
 
+/// How many actors run each segment, and how many of them may compute at once.
+struct Crew {
+    replicas: BTreeMap<usize, usize>,
+    lanes: BTreeMap<DeviceId, usize>,
+}
+
+impl Crew {
+    fn replicas(&self, segment: usize) -> usize {
+        self.replicas.get(&segment).copied().unwrap_or(1)
+    }
+
+    /// The lanes of a device: those that were stated, or its own; of a CPU device, one for every
+    /// replica of a segment.
+    fn lanes(&self, device: &DeviceId, own: usize, prepared: &Prepared) -> usize {
+        if let Some(stated) = self.lanes.get(device) {
+            return *stated;
+        }
+        let here = prepared.split().segments().iter().filter(|s| s.device == *device);
+        let most = here.map(|s| self.replicas(s.index)).max().unwrap_or(1);
+        if device.kind() == CPU { own.max(most) } else { own }
+    }
+
+    /// Checks that what was said is of segments and devices that are there.
+    fn check(&self, prepared: &Prepared, notices: &mut Vec<String>) -> Result<()> {
+        let segments = prepared.split().segments();
+        for (segment, replicas) in &self.replicas {
+            let Some(found) = segments.get(*segment) else {
+                let last = segments.len().saturating_sub(1);
+                return Err(err!(
+                    UnknownName,
+                    "replicas are given to segment {segment}, which is not there"
+                )
+                .with_help(format!("the segments are 0 to {last}")));
+            };
+            if *replicas == 0 {
+                return Err(err!(Usage, "segment {segment} is given 0 replicas")
+                    .with_help("use at least 1"));
+            }
+            let lanes = self.lanes(&found.device, prepared.devices()[*segment].lanes(), prepared);
+            if *replicas > lanes {
+                notices.push(format!(
+                    "segment {segment} has {replicas} replicas, which take turns at the {lanes} of `{}`",
+                    found.device
+                ));
+            }
+        }
+        for (device, lanes) in &self.lanes {
+            if *lanes == 0 {
+                return Err(err!(Usage, "`{device}` is given 0 lanes").with_help("use at least 1"));
+            }
+            if !segments.iter().any(|s| s.device == *device) {
+                notices.push(format!("lanes are given to `{device}`, but no node is placed on it"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The actors of a prepared graph: a source port for each input, an actor for each segment, a sink
 /// port for each output that is not constant.
 fn topology(
     prepared: &Prepared,
     compiled: Vec<Arc<dyn crate::device::CompiledSegment>>,
+    crew: &Crew,
 ) -> Result<Topology<Value>> {
     let split = prepared.split();
     let mut builder = Topology::<Value>::builder();
@@ -372,12 +523,16 @@ fn topology(
     let mut ids = Vec::with_capacity(compiled.len());
     for ((segment, device), code) in split.segments().iter().zip(prepared.devices()).zip(compiled) {
         let device_name = segment.device.to_string();
-        builder.lanes(device_name.clone(), device.lanes());
+        builder.lanes(device_name.clone(), crew.lanes(&segment.device, device.lanes(), prepared));
         let outputs = segment.graph.outputs().len();
         let name = format!("{}.{}", device_name, segment.index);
         let needed = prepared.deliveries(segment.index).to_vec();
         let stage = factory(code, segment.device.clone(), needed);
         let id = builder.actor(name, device_name, segment.inputs.len(), outputs, stage);
+        builder.replicas(id, crew.replicas(segment.index));
+        if let Some(threads) = prepared.cpu_threads(&segment.device) {
+            builder.threads(id, threads);
+        }
         ids.push(id);
     }
     let from = |source: &Source| match *source {

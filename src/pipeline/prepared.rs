@@ -18,6 +18,9 @@ use crate::passes;
 use crate::registry::Registry;
 use crate::tensor::{DType, Tensor, Value};
 
+/// The kind of the devices that compute on threads of this process.
+pub(super) const CPU: &str = "cpu";
+
 /// A graph, a placement, and what was compiled for it.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -132,6 +135,17 @@ impl Prepared {
         self.deliveries.get(segment).map_or(&[], Vec::as_slice)
     }
 
+    /// The kernel threads of each actor on a device.
+    pub(crate) fn threads(&self, device: &DeviceId) -> usize {
+        self.threads.get(device).copied().unwrap_or(self.options.threads)
+    }
+
+    /// What an actor on a device asks the CPU budget of its system for; `None` if it computes
+    /// elsewhere.
+    pub(crate) fn cpu_threads(&self, device: &DeviceId) -> Option<usize> {
+        (device.kind() == CPU).then(|| self.threads(device))
+    }
+
     /// A number that no other prepared graph of this process has.
     pub(crate) fn id(&self) -> u64 {
         self.id
@@ -205,9 +219,7 @@ impl Prepared {
                 v.constant = sealing.params.get(&v.name).cloned();
             }
             let mut options = self.options.clone();
-            if let Some(n) = self.threads.get(&segment.device) {
-                options.threads = *n;
-            }
+            options.threads = self.threads(&segment.device);
             let done = caught(&segment.device, "compiling a segment", || {
                 self.devices[i].compile(graph, &options)
             })?;

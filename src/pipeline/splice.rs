@@ -121,6 +121,9 @@ impl HeteroExecutable {
             let needed = prepared.deliveries(segment.index).to_vec();
             let stage = factory(code, segment.device.clone(), needed);
             let id = builder.actor(name, on, segment.inputs.len(), outputs, stage);
+            if let Some(threads) = prepared.cpu_threads(&segment.device) {
+                builder.threads(id, threads);
+            }
             for (port, source) in segment.inputs.iter().enumerate() {
                 let from = match *source {
                     Source::Input(i) => inputs[i],

@@ -262,6 +262,7 @@ where
         let options = InstanceOptions {
             waker: Waker::from(Arc::new(ActorWaker(context.waker))),
             outputs: outputs.clone(),
+            threads: (context.threads > 0).then_some(context.threads),
         };
         let instance = caught(&device, "starting an instance", || segment.instance(options))
             .map_err(|e| ItemError::from_error(e.with_device(device.to_string())))?;
