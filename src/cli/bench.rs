@@ -57,21 +57,17 @@ pub(super) struct Args {
     /// Lanes of a synthetic device: how many of its stages may compute at once
     #[arg(long, value_name = "DEVICE=N", value_delimiter = ',', conflicts_with = "model")]
     lanes: Vec<Named<Count>>,
-    /// Replicas of a synthetic stage: threads that share its items. Its device gets as many lanes,
-    /// unless --lanes says otherwise
-    #[arg(long, value_name = "STAGE=N", value_delimiter = ',', conflicts_with = "model")]
-    replicas: Vec<Named<Count>>,
     #[command(flatten)]
     source: Source,
     #[command(flatten)]
     placing: Placing,
 }
 
-/// A number of lanes or replicas.
+/// A number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Count(usize);
 
-/// The most lanes or replicas: each replica is a thread.
+/// The most lanes.
 const MOST: usize = 256;
 
 impl std::str::FromStr for Named<Count> {
@@ -103,8 +99,8 @@ fn synthetic(args: &Args, mut chain: SyntheticChain, console: &Console) -> Outco
     for lanes in &args.lanes {
         chain = chain.lanes(&lanes.name, lanes.value.0)?;
     }
-    for replicas in &args.replicas {
-        chain = chain.replicas(&replicas.name, replicas.value.0)?;
+    for replicas in &args.placing.replicas {
+        chain = chain.replicas(&replicas.name, replicas.count)?;
     }
     let enough = (chain.bound_per_s() * SYNTHETIC_SECONDS).clamp(16.0, 100_000.0) as usize;
     let run = SyntheticRun {

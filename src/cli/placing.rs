@@ -52,7 +52,7 @@ pub(super) struct Placing {
     #[arg(long, value_name = "[DEVICE=]N")]
     pub(super) threads: Vec<Threads>,
     /// Run segment SEGMENT by N actors that share its items and weights; its CPU device gets as
-    /// many lanes
+    /// many lanes. With --synthetic, SEGMENT is the name of a stage
     #[arg(long, value_name = "SEGMENT=N", value_delimiter = ',')]
     pub(super) replicas: Vec<Replicas>,
     /// Turn an input into a constant before the passes: one element, or a `.npy` file
@@ -126,30 +126,39 @@ impl FromStr for Threads {
     }
 }
 
-/// The replicas of one segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The replicas of one segment of a model, or of one synthetic stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Replicas {
-    segment: usize,
-    count: usize,
+    pub(super) name: String,
+    pub(super) count: usize,
 }
 
 impl FromStr for Replicas {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let Some((segment, count)) = text.split_once('=') else {
+        let Some((name, count)) = text.rsplit_once('=') else {
             return Err(err!(Usage, "`{text}` is not of the form SEGMENT=N"));
         };
-        let segment = segment.parse().map_err(|_| {
-            err!(Usage, "`{segment}` is no number of a segment, as `plan` shows them")
-        })?;
         match count.parse() {
-            Ok(n) if (1..=MOST_REPLICAS).contains(&n) => Ok(Self { segment, count: n }),
+            Ok(n) if (1..=MOST_REPLICAS).contains(&n) => {
+                Ok(Self { name: name.to_owned(), count: n })
+            }
             _ => Err(err!(
                 Usage,
                 "`{count}` is no number of replicas; it must be from 1 to {MOST_REPLICAS}"
             )),
         }
+    }
+}
+
+impl Replicas {
+    /// The number of the segment, of which the actors have so many.
+    fn of_segment(&self) -> Result<(usize, usize)> {
+        let segment = self.name.parse().map_err(|_| {
+            err!(Usage, "`{}` is no number of a segment, as `plan` shows them", self.name)
+        })?;
+        Ok((segment, self.count))
     }
 }
 
@@ -267,7 +276,10 @@ impl Placing {
         let segments = Segmentation::new(&graph, &map)?.segments().len();
         let mut replicas: BTreeMap<usize, usize> =
             plan.replicas.iter().map(|(s, n)| (*s as usize, *n as usize)).collect();
-        replicas.extend(self.replicas.iter().map(|r| (r.segment, r.count)));
+        for stated in &self.replicas {
+            let (segment, count) = stated.of_segment()?;
+            replicas.insert(segment, count);
+        }
         if let Some((&segment, _)) = replicas.iter().find(|(segment, _)| **segment >= segments) {
             return Err(err!(Usage, "replicas are given to segment {segment}, which is not there")
                 .with_help(format!("the segments are 0 to {}", segments.saturating_sub(1))));

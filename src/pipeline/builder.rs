@@ -218,7 +218,7 @@ impl PipelineBuilder {
     /// let pipeline = Pipeline::builder(g.finish([("y", y)])?).replicas(0, 2).spawn()?;
     /// let items = (0..50).map(|i| [("x", Tensor::new([2], vec![i as f32; 2]).unwrap())]);
     /// for (i, outputs) in pipeline.stream(items).enumerate() {
-    ///     assert_eq!(outputs?[0].as_slice::<f32>()?, [i as f32; 2]);
+    ///     assert_eq!(outputs?[0].tensor()?.as_slice::<f32>()?, [i as f32; 2]);
     /// }
     /// assert_eq!(pipeline.stats().actors.len(), 2);
     /// # Ok::<(), brigade::Error>(())
