@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Ordering, Tally};
 
 /// Linear buckets in each power of two, as a power of two.
 const SUB_BITS: u32 = 6;
@@ -37,17 +37,17 @@ fn upper_ns(bucket: usize) -> u64 {
 
 /// Where durations are counted while the pipeline runs: by any number of threads, without a lock.
 pub(crate) struct Recorder {
-    counts: Box<[AtomicU64]>,
-    sum_ns: AtomicU64,
-    max_ns: AtomicU64,
+    counts: Box<[Tally]>,
+    sum_ns: Tally,
+    max_ns: Tally,
 }
 
 impl Recorder {
     pub(crate) fn new() -> Self {
         Self {
-            counts: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
-            sum_ns: AtomicU64::new(0),
-            max_ns: AtomicU64::new(0),
+            counts: (0..BUCKETS).map(|_| Tally::new(0)).collect(),
+            sum_ns: Tally::new(0),
+            max_ns: Tally::new(0),
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::packet::Seq;
-use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock, wait_until};
+use crate::sync::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, Ordering, lock, wait_until};
 
 /// The lanes of one device.
 pub(crate) struct Lanes {
@@ -209,6 +209,60 @@ impl State {
             self.take(waiter.seat.pipeline);
             waiter.seat.granted.store(true, Ordering::Release);
             waiter.seat.changed.notify_all();
+        }
+    }
+}
+
+/// An actor's hold on a lane of its device.
+pub(crate) struct LaneHold {
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) seat: Arc<Seat>,
+    /// `FREE`, `HELD`, or held by a thread that was left behind.
+    state: AtomicU32,
+}
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const POISONED: u32 = 2;
+
+impl LaneHold {
+    pub(crate) fn new(lanes: Arc<Lanes>, seat: Arc<Seat>) -> Self {
+        Self { lanes, seat, state: AtomicU32::new(FREE) }
+    }
+
+    /// Takes a lane at `now`, if one is free.
+    pub(crate) fn try_acquire(&self, now: Instant) -> bool {
+        let held = self.lanes.try_acquire(&self.seat, now);
+        if held {
+            self.state.store(HELD, Ordering::Release);
+        }
+        held
+    }
+
+    pub(crate) fn acquire(&self, seq: Seq, stop: impl Fn() -> bool) -> Grant {
+        let grant = self.lanes.acquire(&self.seat, seq, stop);
+        if grant == Grant::Held {
+            self.state.store(HELD, Ordering::Release);
+        }
+        grant
+    }
+
+    /// Gives the lane back at `now`, if one is held.
+    pub(crate) fn release(&self, now: Instant) {
+        let before = self.state.swap(FREE, Ordering::AcqRel);
+        if before == POISONED {
+            self.lanes.cure();
+        }
+        if before != FREE {
+            self.lanes.release(now);
+        }
+    }
+
+    pub(crate) fn poison(&self) {
+        let marked =
+            self.state.compare_exchange(HELD, POISONED, Ordering::AcqRel, Ordering::Acquire);
+        if marked.is_ok() {
+            self.lanes.poison();
         }
     }
 }

@@ -68,6 +68,7 @@ mod budget;
 pub mod codec;
 #[cfg(feature = "control")]
 pub mod control;
+mod counts;
 mod cpu;
 mod credit;
 mod depth;
@@ -75,6 +76,9 @@ mod duty;
 mod edge;
 mod engine;
 mod error;
+mod exits;
+mod figures;
+mod flight;
 mod flow;
 mod gather;
 mod histogram;

@@ -381,7 +381,6 @@ fn a_stop_settles_an_item_that_is_not_on_its_edges_yet() {
 }
 
 #[test]
-#[ignore = "the accounts of a pipeline branch on the clock, which loom cannot replay"]
 fn a_push_into_the_queue_against_a_returning_credit() {
     model(|| {
         let engine = through(1, 1);
@@ -397,7 +396,6 @@ fn a_push_into_the_queue_against_a_returning_credit() {
 }
 
 #[test]
-#[ignore = "the accounts of a pipeline make more steps than loom explores"]
 fn an_item_that_is_used_again_has_a_result_of_its_own() {
     model(|| {
         let engine = through(1, 0);
@@ -537,7 +535,6 @@ impl Binding<u64> for Count {
 }
 
 #[test]
-#[ignore = "the accounts of a pipeline branch on the clock, which loom cannot replay"]
 fn the_next_item_of_a_stream() {
     model(|| {
         let engine = through(2, 0);

@@ -3,12 +3,17 @@
 //! Everything else in the crate takes locks, atomics, channels and threads from here, so that a
 //! model checker's versions stand in their place with `--cfg loom` (every interleaving of a small
 //! piece, `races.rs`) or `--cfg shuttle` (random ones of whole pipelines, `tests/shuttle.rs`). The
-//! channel has no such version: models use a stand-in. Handles are counted by `std` in models too. A lock whose holder panicked is
-//! taken over as it is: every critical section of this crate leaves its data consistent at each
-//! step, and user code never runs under one of its locks except where that is said.
+//! channel has no such version: models use a stand-in. Handles and mere figures are counted by `std`
+//! in models too. A lock whose holder panicked is taken over as it is: every critical section of this
+//! crate leaves its data consistent at each step, and user code never runs under one of its locks
+//! except where that is said.
 
 pub(crate) use primitives::*;
 pub(crate) use std::sync::{Arc, PoisonError, Weak};
+
+/// A figure that nothing waits for and no decision is made by. It has no model: which figure is
+/// counted may depend on the clock, and there are thousands of them.
+pub(crate) use std::sync::atomic::AtomicU64 as Tally;
 
 #[cfg(not(any(loom, shuttle)))]
 mod primitives {
