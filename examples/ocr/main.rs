@@ -1,6 +1,6 @@
 //! Reading text from pictures: three models and the functions between them as one pipeline.
 //!
-//! A page goes through detection, is cut into lines (fan-out), each line is turned upright by a
+//! A page is decoded, goes through detection, is cut into lines (fan-out), each line is turned upright by a
 //! classifier, lines of one width are put together (batches), recognised, cut apart again, and joined
 //! into the text of their page. Several pages are on their way at once, and both of the devices that
 //! the models are placed on are busy.
@@ -8,22 +8,20 @@
 //! ```console
 //! $ scripts/fetch-models
 //! $ cargo run --release --example ocr                      # pages of the models' test case
-//! $ cargo run --release --example ocr -- one.npy two.npy   # pages of your own
+//! $ cargo run --release --example ocr -- one.png two.jpg   # pages of your own
 //! ```
-//!
-//! A `.npy` page has the shape 1 × 3 × height × width, normalised to -1 … 1, the channels in the order
-//! blue, green, red. Height and width are multiples of 32.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program")]
 
 mod picture;
 mod reader;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade::check::read_cases;
 use brigade::graph::Graph;
-use brigade::import::{self, read_npy};
+use brigade::import;
 use brigade::{Error, ErrorKind, Result};
 
 use picture::{Picture, variants};
@@ -51,11 +49,12 @@ fn run(files: &[PathBuf]) -> Result<()> {
         load("ppocr-rec", "PP-OCRv6_rec_small.onnx")?,
     )?;
     let pages = if files.is_empty() { sample(&models)? } else { read(files)? };
+    let read = |page: &Arc<[u8]>| reader.read(&Picture::decode(page)?);
 
     // Once before it counts: working memory is made for each shape that comes.
     let mut expected = Vec::new();
     for page in &pages {
-        expected.push(reader.read(page)?);
+        expected.push(read(page)?);
     }
     for (n, lines) in
         expected.iter().enumerate().take(if files.is_empty() { 4 } else { pages.len() })
@@ -65,12 +64,12 @@ fn run(files: &[PathBuf]) -> Result<()> {
     }
     let begun = Instant::now();
     for page in &pages {
-        reader.read(page)?;
+        read(page)?;
     }
     let sequential = begun.elapsed();
 
     let pipeline = reader.pipeline(IN_FLIGHT)?;
-    let tokens = || pages.iter().map(|page| vec![Token::picture(page.crop(whole(page)))]);
+    let tokens = || pages.iter().map(|page| vec![Token::File(Arc::clone(page))]);
     for result in pipeline.stream(tokens().collect::<Vec<_>>()) {
         result.map_err(|e| Error::new(ErrorKind::Kernel, e.to_string()))?;
     }
@@ -105,20 +104,21 @@ fn run(files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-fn whole(page: &Picture) -> picture::Place {
-    ((0, page.height), (0, page.width))
-}
-
 /// Pages made of the test case of the detector.
-fn sample(models: &Path) -> Result<Vec<Picture>> {
+fn sample(models: &Path) -> Result<Vec<Arc<[u8]>>> {
     let cases = read_cases(&models.join("ppocr-det").join("cases"))?;
     let case = cases.iter().find(|case| case.name == "rendered-480x640");
     let none = || Error::new(ErrorKind::Missing, "the test case `rendered-480x640` is not there");
-    Ok(variants(&Picture::of(&case.ok_or_else(none)?.inputs[0].tensor)?, PAGES))
+    let page = Picture::of(&case.ok_or_else(none)?.inputs[0].tensor)?;
+    variants(&page, PAGES).iter().map(|page| Ok(page.encode()?.into())).collect()
 }
 
-fn read(files: &[PathBuf]) -> Result<Vec<Picture>> {
-    files.iter().map(|file| Picture::of(&read_npy(file)?)).collect()
+fn read(files: &[PathBuf]) -> Result<Vec<Arc<[u8]>>> {
+    let unread = |file: &Path, e: std::io::Error| {
+        let message = format!("`{}` cannot be read", file.display());
+        Error::new(ErrorKind::Io, message).with_source(e)
+    };
+    files.iter().map(|file| Ok(std::fs::read(file).map_err(|e| unread(file, e))?.into())).collect()
 }
 
 /// The folder that `scripts/fetch-models` fills.

@@ -1,9 +1,14 @@
 //! Pictures, the lines of text on them, and the characters of a line.
 
-use brigade::{Result, Tensor};
+use brigade::{Error, ErrorKind, Result, Tensor};
 
 /// Probability above which a pixel belongs to text.
 const THRESHOLD: f32 = 0.3;
+
+/// The detector takes sides in multiples of this.
+const STRIDE: usize = 32;
+/// The longest side that the detector is given.
+const LONGEST: usize = 960;
 
 /// A picture as the models take it: three channels, normalised to -1 … 1.
 pub(crate) struct Picture {
@@ -21,6 +26,42 @@ impl Picture {
     pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
         let shape = tensor.shape();
         Ok(Self { height: shape[2], width: shape[3], data: tensor.as_slice::<f32>()?.to_vec() })
+    }
+
+    /// From the bytes of a PNG or JPEG file, scaled down to what the detector takes.
+    pub(crate) fn decode(file: &[u8]) -> Result<Self> {
+        let wrong =
+            |e| Error::new(ErrorKind::Format, "this is no picture in PNG or JPEG").with_source(e);
+        let pixels = image::load_from_memory(file).map_err(wrong)?.into_rgb8();
+        let (width, height) = (pixels.width() as usize, pixels.height() as usize);
+        let data = (0..3)
+            .rev()
+            .flat_map(|c| pixels.pixels().map(move |p| f32::from(p.0[c]) / 127.5 - 1.0))
+            .collect();
+        let picture = Self { height, width, data };
+        let scale = (LONGEST as f64 / height.max(width) as f64).min(1.0);
+        let side = |side: usize| {
+            let scaled = (side as f64 * scale / STRIDE as f64).round() as usize;
+            scaled.max(1) * STRIDE
+        };
+        let (rows, columns) = (side(height), side(width));
+        let fits = (rows, columns) == (height, width);
+        Ok(if fits { picture } else { picture.resize(rows, columns) })
+    }
+
+    /// As a PNG file.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let plane = self.height * self.width;
+        let level = |c: usize, i: usize| ((self.data[c * plane + i] + 1.0) * 127.5).round() as u8;
+        let pixels = (0..plane).flat_map(|i| [2, 1, 0].map(|c| level(c, i))).collect();
+        let none = || Error::new(ErrorKind::Limit, "the picture is too large");
+        let (width, height) = (self.width as u32, self.height as u32);
+        let pixels = image::RgbImage::from_raw(width, height, pixels).ok_or_else(none)?;
+        let mut file = std::io::Cursor::new(Vec::new());
+        let failed =
+            |e| Error::new(ErrorKind::Internal, "the PNG could not be written").with_source(e);
+        pixels.write_to(&mut file, image::ImageFormat::Png).map_err(failed)?;
+        Ok(file.into_inner())
     }
 
     pub(crate) fn tensor(&self) -> Result<Tensor> {

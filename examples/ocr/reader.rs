@@ -24,6 +24,8 @@ const LINES: usize = 8;
 /// What flows from actor to actor.
 #[derive(Clone)]
 pub(crate) enum Token {
+    /// A page as a PNG or JPEG file.
+    File(Arc<[u8]>),
     /// A page or a line.
     Picture(Arc<Picture>),
     /// What a model takes or gives.
@@ -34,6 +36,7 @@ pub(crate) enum Token {
 impl Payload for Token {
     fn bytes(&self) -> usize {
         match self {
+            Self::File(file) => file.len(),
             Self::Picture(picture) => picture.bytes(),
             Self::Value(value) => value.bytes(),
             Self::Text(text) => text.len(),
@@ -59,6 +62,7 @@ impl TryFrom<Token> for Value {
         match token {
             Token::Picture(picture) => Ok(picture.tensor()?.into()),
             Token::Value(value) => Ok(value),
+            Token::File(_) => Err(Error::new(ErrorKind::Usage, "a file is no tensor")),
             Token::Text(text) => {
                 Err(Error::new(ErrorKind::Usage, format!("`{text}` is no tensor")))
             }
@@ -74,6 +78,7 @@ impl Token {
     fn into_picture(self) -> Result<Arc<Picture>> {
         match self {
             Self::Picture(picture) => Ok(picture),
+            Self::File(file) => Ok(Arc::new(Picture::decode(&file)?)),
             Self::Value(_) | Self::Text(_) => Err(Error::new(ErrorKind::Usage, "no picture")),
         }
     }
@@ -85,7 +90,7 @@ impl Token {
     pub(crate) fn into_text(self) -> Result<String> {
         match self {
             Self::Text(text) => Ok(text),
-            Self::Picture(_) | Self::Value(_) => Err(Error::new(ErrorKind::Usage, "no text")),
+            _ => Err(Error::new(ErrorKind::Usage, "no text")),
         }
     }
 }
@@ -130,16 +135,21 @@ impl Reader {
         Ok(texts)
     }
 
-    /// The same as one pipeline. Pages go in, the lines of each come out as one text.
+    /// The same as one pipeline. Pages go in, as files or as pictures; the lines of each come out as
+    /// one text.
     ///
     /// ```text
-    /// page ─► detect ─► crop ┬──────────────────────► turn ─► batch ─► recognise ─► cut ─► spell ─► join ─► text
-    ///    └─────────────► (lines) └► look ─► direction ──▲
+    /// file ─► decode ─► detect ─► crop ┬──────────────────────► turn ─► batch ─► recognise ─► cut ─► spell ─► join ─► text
+    ///             └────────────► (lines) └► look ─► direction ──▲
     /// ```
     pub(crate) fn pipeline(&self, in_flight: usize) -> Result<Pipeline<Token>> {
         let mut builder = Topology::<Token>::builder();
-        let page = builder.source("page");
+        let file = builder.source("page");
         builder.lanes(HOST, 2);
+        let decode =
+            builder.map("decode", HOST, |page: Token| Ok(Token::Picture(page.into_picture()?)));
+        builder.connect(file, decode.input(0));
+        let page = decode.output(0);
         let map = self.detect.splice(&mut builder, "detect", &[page])?[0];
 
         let crop = list_fn(|inputs: Vec<Token>| {
@@ -164,7 +174,7 @@ impl Reader {
 
         let width = |line: &Token| match line {
             Token::Picture(line) => line.width as u64,
-            Token::Value(_) | Token::Text(_) => 0,
+            _ => 0,
         };
         let batching = Batching::up_to(LINES).keyed(width);
         let flow =

@@ -109,6 +109,36 @@ fn the_ocr_application_streams_what_it_reads_one_by_one() {
     assert!(firings("recognise") < firings("spell"), "lines are recognised in batches");
 }
 
+/// Pages come as files; what is no picture is that page's error, and the others are read.
+#[test]
+fn a_file_that_is_no_picture_is_the_error_of_its_page() {
+    let Some(([det, cls, rec], page)) = trio() else { return };
+    let reader = Reader::new(det.graph(), cls.graph(), rec.graph()).unwrap();
+    let file = page.encode().unwrap();
+    let decoded = Picture::decode(&file).unwrap();
+    assert_eq!((decoded.height, decoded.width), (page.height, page.width));
+    let apart = decoded.data.iter().zip(&page.data).map(|(one, other)| (one - other).abs());
+    assert!(apart.fold(0.0, f32::max) <= 1.0 / 255.0, "an 8-bit picture is a rounding away");
+
+    let files: [&[u8]; 4] = [&file, &file[..file.len() / 2], b"no picture", &file];
+    let pipeline = reader.pipeline(4).unwrap();
+    let inputs = files.map(|file| vec![Token::File(file.into())]);
+    let results: Vec<_> = pipeline.stream(inputs).collect();
+    for (n, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(mut texts) => {
+                assert!(n == 0 || n == 3, "page {n} was read");
+                assert_eq!(texts.remove(0).into_text().unwrap(), LINES.join("\n"));
+            }
+            Err(error) => {
+                assert!(n == 1 || n == 2, "page {n}: {error}");
+                let said = error.to_string();
+                assert!(said.contains("decode") && said.contains("no picture"), "{said}");
+            }
+        }
+    }
+}
+
 /// What each case of the recogniser says that it reads.
 #[test]
 fn recognised_lines_are_their_text() {
