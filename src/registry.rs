@@ -56,7 +56,8 @@ impl Registry {
                 None => {
                     let kinds: Vec<String> =
                         self.devices().iter().map(ToString::to_string).collect();
-                    let mut help = format!("there are {}", kinds.join(", "));
+                    let mut help =
+                        format!("there are {} (and `cpu` with any other number)", kinds.join(", "));
                     if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind()) {
                         help += &format!("; `{kind}` needs a build with `--features {feature}`");
                     }

@@ -8,9 +8,11 @@ mod devices;
 use std::path::Path;
 use std::sync::Arc;
 
+use brigade::extend::{AttributeDef, AttributeKind, OpDef, Port, batch, cost, kernel_fn, types};
 use brigade::graph::Graph;
 use brigade::import::{Limits, from_bytes, import};
 use brigade::ops::builder::GraphBuilder;
+use brigade::partition::Plan;
 use brigade::{
     CompileOptions, DType, DeviceMap, Error, ErrorKind, HeteroExecutable, Pipeline, Registry,
     Result, Tensor, Value, compile_with,
@@ -355,6 +357,33 @@ fn sizes_of_zero() {
     let options = CompileOptions { threads: 0, ..CompileOptions::default() };
     let result = compile_with(layer(), &id("cpu"), &options);
     refused(result, ErrorKind::Usage, &["0 kernel threads"], "at least 1");
+}
+
+#[test]
+fn sizes_beyond_reason() {
+    // Each would take the machine's memory or threads before anything else could refuse it.
+    let builder = || Pipeline::builder(layer()).params(layer_params());
+    let result = builder().in_flight(1_000_000_000).spawn();
+    refused(result, ErrorKind::Usage, &["1000000000 items in flight"], "at most 65536");
+    let result = builder().threads(id("cpu"), 1_000_000).spawn();
+    refused(result, ErrorKind::Usage, &["1000000 kernel threads"], "at most 256");
+    let result = builder().threads(id("cpu:7"), 257).spawn();
+    refused(result, ErrorKind::Usage, &["257 kernel threads"], "at most 256");
+    let result = builder().replicas(0, 257).spawn();
+    refused(result, ErrorKind::Usage, &["segment 0", "257 replicas"], "at most 256");
+    let options = CompileOptions { threads: 1_000_000, ..CompileOptions::default() };
+    let result = compile_with(layer(), &id("cpu"), &options);
+    refused(result, ErrorKind::Usage, &["1000000 kernel threads"], "at most 256");
+    let device = Registry::default().device(&id("cpu")).unwrap();
+    let result = device.compile(joined(), &options).map(drop);
+    refused(result, ErrorKind::Usage, &["1000000 kernel threads"], "at most 256");
+    let everywhere = || Plan { default_device: Some(id("cpu")), ..Plan::default() };
+    let plan = Plan { threads: [(id("cpu"), 100_000)].into(), ..everywhere() };
+    let result = builder().plan(plan).spawn();
+    refused(result, ErrorKind::Plan, &["`cpu:0`", "100000 kernel threads"], "at most 256");
+    let plan = Plan { replicas: [(0, 257)].into(), ..everywhere() };
+    let result = builder().plan(plan).spawn();
+    refused(result, ErrorKind::Plan, &["segment 0", "257 replicas"], "at most 256");
 }
 
 #[test]
@@ -724,5 +753,83 @@ fn a_device_that_forgets_an_output() {
         assert_eq!(error.kind(), ErrorKind::Kernel, "{error}");
         assert_eq!(error.device(), Some("npu:0"), "{error}");
         assert!(error.message().contains("0 outputs of 1"), "{error}");
+    }
+}
+
+// Operators of one's own.
+
+/// `com.example.Odd`, inferred as f32[N,4] of its f32[N,4] input; what the kernel emits depends on
+/// the attribute `fault`.
+static ODD: OpDef = OpDef {
+    name: "Odd",
+    domain: "com.example",
+    since: 1,
+    attributes: &[AttributeDef::optional("fault", AttributeKind::Int)],
+    inputs: &[Port::required("X", types::F32S)],
+    outputs: &[Port::required("Y", types::F32S)],
+    infer: |i| {
+        i.set(0, i.dtype(0), i.shape(0));
+        Ok(())
+    },
+    batch: batch::unary,
+    cost: cost::elementwise,
+    prepare: |p| {
+        let fault = p.node.int("fault")?.unwrap_or(0);
+        Ok(kernel_fn(move |io| {
+            let x = io.take_tensor(0)?;
+            match fault {
+                0 => io.emit(x),
+                1 => io.emit(x.reshape([2, 2])?),
+                2 => io.emit(x.reshape([4])?),
+                3 => io.emit(Tensor::of_i64(&[1, 2, 3, 4]).reshape([1, 4])?),
+                4 => {
+                    io.emit(x.clone());
+                    io.emit(x);
+                }
+                _ => {}
+            }
+            Ok(())
+        }))
+    },
+    cases: Vec::new,
+};
+
+#[test]
+fn a_kernel_that_emits_what_was_not_inferred() {
+    let registry = Registry::default().with_op(&ODD);
+    for (fault, named) in [
+        (0, None),
+        (1, Some("declared f32[N,4], got f32[2,2]")),
+        (2, Some("declared f32[N,4], got f32[4]")),
+        (3, Some("declared f32[N,4], got i64[1,4]")),
+        (4, Some("2 outputs of 1")),
+        (5, Some("0 outputs of 1")),
+    ] {
+        let mut g = GraphBuilder::with_registry("odd", registry.ops().clone());
+        let x = g.input("x", DType::F32, ["N".into(), 4.into()]).unwrap();
+        let h = g.op("com.example.Odd", &[x], &[("fault", fault.into())]).unwrap();
+        let y = g.relu(h).unwrap();
+        let graph = g.finish([("y", y)]).unwrap();
+        // In one segment, and where the next one would have been blamed.
+        for stages in [1, 2] {
+            let pipeline = Pipeline::builder(graph.clone())
+                .registry(registry.clone())
+                .stages(stages, &["cpu:0", "cpu:1"])
+                .unwrap()
+                .spawn()
+                .unwrap();
+            let x = || [("x", floats(&[1, 4], 1.0))];
+            let values = || x().map(|(n, t)| (n.to_owned(), t.into())).to_vec();
+            for result in [pipeline.run(x()), pipeline.sequential().run_values(values())] {
+                let Some(named) = named else {
+                    assert_eq!(first(&result.unwrap()), 1.0);
+                    continue;
+                };
+                let error = result.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Kernel, "{error}");
+                assert_eq!(error.op(), Some("Odd"), "{error}");
+                assert!(error.node().is_some() && error.message().contains(named), "{error}");
+            }
+        }
     }
 }

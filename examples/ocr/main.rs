@@ -10,6 +10,8 @@
 //! $ cargo run --release --example ocr                      # pages of the models' test case
 //! $ cargo run --release --example ocr -- one.png two.jpg   # pages of your own
 //! ```
+//!
+//! A file that cannot be read is named and the others are read; the exit code is 1 then.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program")]
 
 mod picture;
@@ -32,15 +34,29 @@ const IN_FLIGHT: usize = 6;
 /// Pages of a run, where none are given.
 const PAGES: usize = 24;
 
+/// A page: what it is called, and the bytes of its file.
+struct Page {
+    name: String,
+    file: Arc<[u8]>,
+}
+
 fn main() {
     let files: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-    if let Err(error) = run(&files) {
-        eprintln!("error: {error}");
-        std::process::exit(1);
+    match run(&files) {
+        Ok(0) => {}
+        Ok(bad) => {
+            eprintln!("{bad} of {} pages could not be read", files.len());
+            std::process::exit(1);
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            std::process::exit(1);
+        }
     }
 }
 
-fn run(files: &[PathBuf]) -> Result<()> {
+/// Reads all pages; gives how many could not be read.
+fn run(files: &[PathBuf]) -> Result<usize> {
     let models = models()?;
     let load = |id: &str, file: &str| -> Result<Graph> { import::load(models.join(id).join(file)) };
     let reader = Reader::new(
@@ -48,48 +64,61 @@ fn run(files: &[PathBuf]) -> Result<()> {
         load("ppocr-cls", "ch_ppocr_mobile_v2.0_cls_mobile.onnx")?,
         load("ppocr-rec", "PP-OCRv6_rec_small.onnx")?,
     )?;
-    let pages = if files.is_empty() { sample(&models)? } else { read(files)? };
-    let read = |page: &Arc<[u8]>| reader.read(&Picture::decode(page)?);
+    let pages = if files.is_empty() { sample(&models)? } else { open(files) };
+    let mut bad = files.len().saturating_sub(pages.len());
+    let read = |page: &Page| reader.read(&Picture::decode(&page.file)?);
 
     // Once before it counts: working memory is made for each shape that comes.
-    let mut expected = Vec::new();
-    for page in &pages {
-        expected.push(read(page)?);
+    let expected: Vec<Result<Vec<String>>> = pages.iter().map(read).collect();
+    let shown = if files.is_empty() { 4 } else { pages.len() };
+    for (Page { name, .. }, lines) in pages.iter().zip(&expected).take(shown) {
+        match lines {
+            Ok(lines) => {
+                println!("{name}: {} lines", lines.len());
+                lines.iter().for_each(|line| println!("    {line}"));
+            }
+            Err(error) => {
+                eprintln!("error: `{name}`: {error}");
+                bad += 1;
+            }
+        }
     }
-    for (n, lines) in
-        expected.iter().enumerate().take(if files.is_empty() { 4 } else { pages.len() })
-    {
-        println!("page {n}: {} lines", lines.len());
-        lines.iter().for_each(|line| println!("    {line}"));
+    let good = expected.iter().filter(|lines| lines.is_ok()).count();
+    if good == 0 {
+        return Ok(bad);
     }
     let begun = Instant::now();
     for page in &pages {
-        read(page)?;
+        // What cannot be read was told.
+        let _ = read(page);
     }
     let sequential = begun.elapsed();
 
     let pipeline = reader.pipeline(IN_FLIGHT)?;
-    let tokens = || pages.iter().map(|page| vec![Token::File(Arc::clone(page))]);
-    for result in pipeline.stream(tokens().collect::<Vec<_>>()) {
-        result.map_err(|e| Error::new(ErrorKind::Kernel, e.to_string()))?;
-    }
+    // A page that cannot be read fails alone.
+    let tokens = || pages.iter().map(|page| vec![Token::File(Arc::clone(&page.file))]);
+    pipeline.stream(tokens().collect::<Vec<_>>()).for_each(drop);
     let inputs: Vec<_> = tokens().collect();
     let begun = Instant::now();
     let mut streamed = Vec::new();
     for result in pipeline.stream(inputs) {
-        let outputs = result.map_err(|e| Error::new(ErrorKind::Kernel, e.to_string()))?;
-        streamed.push(outputs.into_iter().map(Token::into_text).collect::<Result<Vec<_>>>()?);
+        streamed.push(result.map_err(|e| Error::new(ErrorKind::Kernel, e.to_string())));
     }
     let streaming = begun.elapsed();
 
-    for (n, (streamed, expected)) in streamed.iter().zip(&expected).enumerate() {
-        if *streamed != [expected.join("\n")] {
-            let message = format!("page {n} was read as {streamed:?} and as {expected:?}");
+    for ((page, streamed), expected) in pages.iter().zip(streamed).zip(&expected) {
+        let Ok(expected) = expected else { continue };
+        let within = |e: Error| Error::new(e.kind(), format!("`{}`: {e}", page.name));
+        let texts = streamed.map_err(within)?.into_iter().map(Token::into_text);
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        if texts != [expected.join("\n")] {
+            let name = &page.name;
+            let message = format!("`{name}` was read as {texts:?} and as {expected:?}");
             return Err(Error::new(ErrorKind::Kernel, message));
         }
     }
-    println!("streamed = one after the other, on all {} pages", pages.len());
-    let rate = |time: Duration| pages.len() as f64 / time.as_secs_f64();
+    println!("streamed = one after the other, on all {good} pages");
+    let rate = |time: Duration| good as f64 / time.as_secs_f64();
     println!("one after the other  {:6.2} pages/s", rate(sequential));
     println!(
         "streamed             {:6.2} pages/s, {:.2} times as many",
@@ -101,24 +130,32 @@ fn run(files: &[PathBuf]) -> Result<()> {
         let busy = actor.busy_ns as f64 / stats.uptime_ns as f64 * 100.0;
         println!("    {:16} {:6} firings, busy {busy:3.0} %", actor.name, actor.items);
     }
-    Ok(())
+    Ok(bad)
 }
 
 /// Pages made of the test case of the detector.
-fn sample(models: &Path) -> Result<Vec<Arc<[u8]>>> {
+fn sample(models: &Path) -> Result<Vec<Page>> {
     let cases = read_cases(&models.join("ppocr-det").join("cases"))?;
     let case = cases.iter().find(|case| case.name == "rendered-480x640");
     let none = || Error::new(ErrorKind::Missing, "the test case `rendered-480x640` is not there");
     let page = Picture::of(&case.ok_or_else(none)?.inputs[0].tensor)?;
-    variants(&page, PAGES).iter().map(|page| Ok(page.encode()?.into())).collect()
+    let named = |(n, page): (usize, &Picture)| {
+        Ok(Page { name: format!("page {n}"), file: page.encode()?.into() })
+    };
+    variants(&page, PAGES).iter().enumerate().map(named).collect()
 }
 
-fn read(files: &[PathBuf]) -> Result<Vec<Arc<[u8]>>> {
-    let unread = |file: &Path, e: std::io::Error| {
-        let message = format!("`{}` cannot be read", file.display());
-        Error::new(ErrorKind::Io, message).with_source(e)
-    };
-    files.iter().map(|file| Ok(std::fs::read(file).map_err(|e| unread(file, e))?.into())).collect()
+/// The pages in files; those that cannot be read are told and left out.
+fn open(files: &[PathBuf]) -> Vec<Page> {
+    let mut pages = Vec::with_capacity(files.len());
+    for path in files {
+        let name = path.display().to_string();
+        match std::fs::read(path) {
+            Ok(file) => pages.push(Page { name, file: file.into() }),
+            Err(error) => eprintln!("error: `{name}` cannot be read: {error}"),
+        }
+    }
+    pages
 }
 
 /// The folder that `scripts/fetch-models` fills.

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::feed::feed;
 use super::interval::{Difference, Interval, Percentiles, median};
+use super::report::{above_bound, achieved_in_words};
 use super::{ActorShare, DeviceReport, Measured, PipelineReport};
 use crate::error::{Result, bail, err};
 use crate::pipeline::{HeteroExecutable, Pipeline};
@@ -60,8 +61,13 @@ pub struct ClosedReport {
     /// Items per second that no schedule of this plan can beat, by the service times that were
     /// measured while all actors ran.
     pub bound_per_s: Option<f64>,
-    /// `throughput_per_s` / `bound_per_s`.
+    /// `throughput_per_s` / `bound_per_s`. The two are measured apart, and `throughput_per_s` is the
+    /// difference of two runs, so that it can lie above 1 by noise.
     pub achieved: Option<f64>,
+    /// Where the mean of the rounds' lies with 95 % confidence.
+    pub achieved_interval: Option<Interval>,
+    /// Says so where `achieved` is above 1.
+    pub achieved_note: Option<String>,
     /// The device that sets the bound.
     pub bottleneck: Option<String>,
     /// Its costliest actor.
@@ -157,9 +163,7 @@ impl ClosedLoop<'_> {
         let mut none = Vec::new();
         let warmed = self.stream(pipeline, warm, &mut none, &mut Vec::new())?;
         let pace = warm as f64 / warmed.elapsed.as_secs_f64().max(1e-9);
-        let items = self
-            .items
-            .unwrap_or_else(|| ((pace * SECONDS) as usize).clamp(4 * in_flight, 1_000_000));
+        let items = self.items_at(pace, in_flight);
         let short = (2 * in_flight).min(items / 2);
 
         let mut rounds = Vec::with_capacity(self.rounds);
@@ -226,6 +230,25 @@ impl ClosedLoop<'_> {
         Ok(out)
     }
 
+    /// How many items the longer run of a round has, if so many come through in a second.
+    fn items_at(&self, pace: f64, in_flight: usize) -> usize {
+        let enough = || ((pace * SECONDS) as usize).clamp(4 * in_flight, 1_000_000);
+        self.items.unwrap_or_else(enough)
+    }
+
+    /// About how long [`run`](Self::run) takes if so many items come through in a second, and how many
+    /// items the longer run of a round then has.
+    pub(crate) fn expected(&self, pace: f64, in_flight: usize) -> (Duration, usize) {
+        let items = self.items_at(pace, in_flight);
+        let streamed = items as f64 / pace;
+        // One after the other it takes longer, but stops early unless the number of items is stated.
+        let others = 1.0 + f64::from(u8::from(self.whole.is_some()));
+        let round = streamed * (1.0 + others) + (2 * in_flight).min(items / 2) as f64 / pace;
+        let warm = self.warmup.max(2 * in_flight).max(self.pool.len()) as f64 / pace;
+        let seconds = warm + self.rounds as f64 * round;
+        (Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX), items)
+    }
+
     fn report(&self, rounds: &[Round], mut reports: Vec<PipelineReport>) -> ClosedReport {
         let column = |f: fn(&Round) -> f64| rounds.iter().map(f).collect::<Vec<f64>>();
         let (streamed, sequential) =
@@ -233,6 +256,9 @@ impl ClosedLoop<'_> {
         let bounds: Vec<f64> = rounds.iter().filter_map(|r| r.bound_per_s).collect();
         let bound_per_s = (!bounds.is_empty()).then(|| median(&bounds));
         let throughput_per_s = median(&streamed);
+        let achieved = bound_per_s.map(|b| throughput_per_s / b);
+        let shares: Vec<f64> =
+            rounds.iter().filter_map(|r| Some(r.throughput_per_s / r.bound_per_s?)).collect();
         let throughput_interval = Interval::of(&streamed);
         let sequential_interval = Interval::of(&sequential);
         let replicas_of_whole = self.whole.map(|(_, replicas)| {
@@ -268,7 +294,9 @@ impl ClosedLoop<'_> {
             speed_up: throughput_per_s / median(&sequential),
             streaming_is: Interval::compare(throughput_interval, sequential_interval),
             bound_per_s,
-            achieved: bound_per_s.map(|b| throughput_per_s / b),
+            achieved,
+            achieved_interval: Interval::of(&shares),
+            achieved_note: above_bound(achieved),
             bottleneck_actor: costliest.map(|a| a.name.clone()),
             bottleneck,
             latency_us: Percentiles::default(),
@@ -397,7 +425,9 @@ impl fmt::Display for ClosedReport {
         }
         if let (Some(bound), Some(achieved)) = (self.bound_per_s, self.achieved) {
             writeln!(f, "bound       {bound:.2} items/s")?;
-            writeln!(f, "achieved    {achieved:.3}")?;
+            let note = self.achieved_note.as_deref();
+            let words = achieved_in_words(achieved, self.achieved_interval, note);
+            writeln!(f, "achieved    {words}")?;
         }
         if let (Some(device), Some(actor)) = (&self.bottleneck, &self.bottleneck_actor) {
             writeln!(f, "bottleneck  device {device}, actor {actor}")?;

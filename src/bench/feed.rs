@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use brigade_actors::Stats;
 
 use super::PipelineReport;
+use super::cores::{self, CoreTime};
 use crate::error::{ErrorKind, Result};
 use crate::pipeline::{Pipeline, Ticket};
 use crate::tensor::Value;
@@ -23,12 +24,18 @@ pub struct Measured {
     pub results: u64,
     /// From the first item to the last result.
     pub elapsed: Duration,
+    /// Of the time in which threads of this process could run, the share in which they had no core;
+    /// `None` where the system does not tell.
+    pub waited_for_core: Option<f64>,
 }
 
 impl Measured {
-    /// The report of what was measured.
+    /// The report of what was measured. Where the cores were not free its advice says so, and blames
+    /// no actor for the time that it waited for one.
     pub fn report(&self) -> PipelineReport {
-        PipelineReport::new(&self.after.since(&self.before))
+        let mut report = PipelineReport::new(&self.after.since(&self.before));
+        cores::heed(self.waited_for_core, &mut report.advice);
+        report
     }
 }
 
@@ -80,6 +87,7 @@ pub(super) fn feed<T>(
     let mut held: Option<(T, Vec<(String, Value)>)> = None;
     let mut exhausted = false;
     let mut results = 0_u64;
+    let cores = CoreTime::now();
     let began = Instant::now();
     let start = pipeline.stats();
     let (mut filled, mut last) = (None, None);
@@ -125,11 +133,12 @@ pub(super) fn feed<T>(
         done(tag, result, latency)?;
     }
     let elapsed = began.elapsed();
+    let waited_for_core = cores.and_then(|then| Some(CoreTime::now()?.waited_since(&then)));
     let (before, after, steady) = match (filled, last) {
         (Some((before, from)), Some((after, to))) if to >= from + STEADY_RESULTS => {
             (before, after, true)
         }
         _ => (start, pipeline.stats(), false),
     };
-    Ok(Measured { before, after, steady, results, elapsed })
+    Ok(Measured { before, after, steady, results, elapsed, waited_for_core })
 }

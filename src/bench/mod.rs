@@ -1,10 +1,12 @@
 //! Measuring pipelines: what came through, what the bound is, where the time went.
 
 mod closed;
+mod cores;
 mod feed;
 mod interval;
 mod report;
 mod resident;
+mod side;
 mod synthetic;
 
 pub use brigade_actors::{ActorReport, DeviceReport, OverlapReport as PipelineReport};

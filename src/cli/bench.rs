@@ -1,12 +1,12 @@
 //! `brigade bench`: how close a pipeline comes to its bound.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args as ClapArgs};
 use serde::Serialize;
 
-use super::bind::Named;
+use super::bind::{Named, take_bound};
 use super::console::Console;
 use super::cutter::Cutter;
 use super::failure::{Failure, Outcome};
@@ -30,31 +30,32 @@ pub(super) struct Args {
     /// The model file
     model: Option<PathBuf>,
     /// Instead of a model, stream through stages that only take time: DEVICE:TIME[~SPREAD] for
-    /// each, such as `a:1ms,b:2ms,c:4ms`. A device named twice is one device visited twice
+    /// each, such as `a:1ms,b:2ms,c:4ms`. A device named twice is one device visited twice. Of the
+    /// flags below only --items, --rounds, --lanes, --seed, --in-flight and --replicas go with it
     #[arg(long, value_name = "STAGES", conflicts_with_all = [
         "input", "generate", "case", "warmup", "replicas_of_whole", "plan", "stages", "device",
         "micro_batch", "threads", "bind", "shape", "batch_axis", "disable_pass",
     ])]
     synthetic: Option<SyntheticChain>,
-    /// Feed the items of a case folder, or of a folder of them, and end with exit code 3 unless
-    /// the outputs of the measured run are what they expect
+    /// Feed a model the items of a case folder, or of a folder of them, and end with exit code 3
+    /// unless the outputs of the measured run are what they expect
     #[arg(long, value_name = "DIR", conflicts_with_all = ["input", "generate", "seed", "micro_batch"])]
     case: Option<PathBuf>,
     /// How many items the longer run of a round has; without it, as many as take about half a
     /// second (synthetic stages: two seconds)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     items: Option<u32>,
-    /// Items that are streamed before anything is measured, at the least
+    /// Items that are streamed before anything is measured, at the least; of a model only
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u32,
     /// Rounds, of which the medians are reported: 5 for a model, 1 for synthetic stages. In each,
     /// the ways to run take turns
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// Also run the whole model on N threads, each for itself; 0 leaves this out
+    /// Also run the whole model on N threads, each for itself; 0 leaves this out; of a model only
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=256))]
     replicas_of_whole: u32,
-    /// Lanes of a synthetic device: how many of its stages may compute at once
+    /// Lanes of a synthetic device: how many of its stages may compute at once; with --synthetic only
     #[arg(long, value_name = "DEVICE=N", value_delimiter = ',', conflicts_with = "model")]
     lanes: Vec<Named<Count>>,
     #[command(flatten)]
@@ -109,8 +110,23 @@ fn synthetic(args: &Args, mut chain: SyntheticChain, console: &Console) -> Outco
         rounds: args.rounds.unwrap_or(1) as usize,
         seed: args.source.seed.unwrap_or(0),
     };
+    foretell(chain.expected(&run), run.items, run.rounds, console);
     let report = chain.run(&run)?;
     console.result(&report, &report.to_string())
+}
+
+/// What takes longer is told up front.
+const LONG: Duration = Duration::from_secs(5);
+
+/// Says how long it is going to take, if that is long.
+fn foretell(expected: Duration, items: usize, rounds: usize, console: &Console) {
+    if expected > LONG {
+        let seconds = expected.as_secs();
+        console.notice(&format!(
+            "this takes about {seconds} s: {rounds} round(s) of {items} item(s), and what they are \
+             compared with"
+        ));
+    }
 }
 
 /// How long it took until the model could be fed, in seconds.
@@ -180,7 +196,7 @@ impl Pool {
     fn new(args: &Args, placed: &Placed) -> Result<Self> {
         let mut pool = Self { items: Vec::new(), bytes: 0, cases: Vec::new(), notices: Vec::new() };
         if let Some(folder) = &args.case {
-            pool.read_cases(folder, args)?;
+            pool.read_cases(folder, placed)?;
             return Ok(pool);
         }
         let mut source = args.source.clone();
@@ -207,7 +223,7 @@ impl Pool {
         Ok(pool)
     }
 
-    fn read_cases(&mut self, folder: &Path, args: &Args) -> Result<()> {
+    fn read_cases(&mut self, folder: &Path, placed: &Placed) -> Result<()> {
         for mut case in read_cases(folder)? {
             if case.kind != Kind::Call {
                 let name = &case.name;
@@ -216,7 +232,8 @@ impl Pool {
                 continue;
             }
             // What is bound on the command line is no input any more.
-            case.inputs.retain(|i| args.placing.bind.iter().all(|b| b.name != i.name));
+            take_bound(&mut case, &placed.bound)
+                .map_err(|e| e.within(&format!("case `{}`", case.name)))?;
             let feed: Inputs = case.feed().into_iter().map(|(n, t)| (n, Value::from(t))).collect();
             self.bytes += feed.iter().map(|(_, v)| v.bytes() as u64).sum::<u64>();
             self.items.push(feed);
@@ -234,6 +251,7 @@ fn model(args: &Args, path: &Path, console: &Console) -> Outcome {
     let began = Instant::now();
     let mut placed = args.placing.load(path, console)?;
     let read_s = began.elapsed().as_secs_f64();
+    placed.are_devices_here()?;
     let pool = Pool::new(args, &placed)?;
     for notice in &pool.notices {
         console.notice(&format!("notice: {notice}"));
@@ -265,9 +283,10 @@ fn model(args: &Args, path: &Path, console: &Console) -> Outcome {
     }
     let first_item_s = began.elapsed().as_secs_f64();
     let filling = pool.items.iter().cycle().take(2 * pipeline.in_flight_limit());
-    bench::stream(&pipeline, filling.map(|item| ((), Ok(item.clone()))), |(), result| {
-        result.map(|_| ())
-    })?;
+    let filled =
+        bench::stream(&pipeline, filling.map(|item| ((), Ok(item.clone()))), |(), result| {
+            result.map(|_| ())
+        })?;
     let running = resident_bytes();
 
     // Only now, so that what it takes is not counted above.
@@ -282,6 +301,9 @@ fn model(args: &Args, path: &Path, console: &Console) -> Outcome {
         rounds: args.rounds.unwrap_or(ROUNDS) as usize,
         whole: whole.as_ref().map(|(whole, n)| (whole, *n)),
     };
+    let pace = filled.results as f64 / filled.elapsed.as_secs_f64().max(1e-9);
+    let (expected, items) = closed.expected(pace, pipeline.in_flight_limit());
+    foretell(expected, items, closed.rounds, console);
     let mut cases = Vec::new();
     let measured = closed.run(&pipeline, |at, outputs| {
         if let Some(case) = pool.cases.get(at) {

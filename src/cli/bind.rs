@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
+use crate::check::Case;
 use crate::error::{Error, Result, bail, err};
 use crate::graph::{Dim, Fact, Graph};
 use crate::import;
@@ -81,8 +82,9 @@ impl FromStr for Named<Axis> {
     }
 }
 
-/// Turns inputs into constants.
-pub(super) fn bind(graph: &mut Graph, bindings: &[Named<String>]) -> Result<()> {
+/// Turns inputs into constants; gives them by name.
+pub(super) fn bind(graph: &mut Graph, bindings: &[Named<String>]) -> Result<Vec<(String, Tensor)>> {
+    let mut bound = Vec::with_capacity(bindings.len());
     for Named { name, value } in bindings {
         let tensor = if value.ends_with(".npy") {
             import::read_npy(Path::new(value))?
@@ -93,9 +95,52 @@ pub(super) fn bind(graph: &mut Graph, bindings: &[Named<String>]) -> Result<()> 
                 None => Tensor::scalar(0_i64),
             }
         };
-        graph.bind_input(name, tensor)?;
+        graph.bind_input(name, tensor.clone())?;
+        bound.push((name.clone(), tensor));
     }
-    Ok(())
+    Ok(bound)
+}
+
+/// Takes the inputs that are bound out of what a case feeds.
+///
+/// # Errors
+/// If the case gives one of them something else: it would not be what was run.
+pub(super) fn take_bound(case: &mut Case, bound: &[(String, Tensor)]) -> Result<()> {
+    let mut differing = None;
+    case.inputs.retain(|input| {
+        let Some((name, tensor)) = bound.iter().find(|(name, _)| *name == input.name) else {
+            return true;
+        };
+        if differing.is_none() && !is_same(&input.tensor, tensor) {
+            let (given, bound) = (in_words(&input.tensor), in_words(tensor));
+            differing = Some(
+                err!(Usage, "the case gives {name} {given}, but it is bound to {bound}")
+                    .with_help(format!("bind `{name}` to what the case gives")),
+            );
+        }
+        false
+    });
+    differing.map_or(Ok(()), Err)
+}
+
+/// Whether two tensors hold the same; the shape of a single element does not count.
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    match (single(a), single(b)) {
+        (Some(a), Some(b)) => a.to_bits() == b.to_bits(),
+        _ => a == b,
+    }
+}
+
+/// The only element as a number, if there is one.
+fn single(tensor: &Tensor) -> Option<f64> {
+    match *cast(tensor, DType::F64).ok()?.as_slice::<f64>().ok()? {
+        [value] => Some(value),
+        _ => None,
+    }
+}
+
+fn in_words(tensor: &Tensor) -> String {
+    single(tensor).map_or_else(|| format!("another {}", tensor.describe()), |v| v.to_string())
 }
 
 /// The tensor of one element that a literal stands for.
@@ -139,6 +184,7 @@ fn literal(name: &str, fact: &Fact, text: &str) -> Result<Tensor> {
 mod tests {
     use super::*;
     use crate::ErrorKind;
+    use crate::check::CaseInput;
 
     fn fact(dtype: DType, shape: &[usize]) -> Fact {
         Fact::concrete(dtype, shape)
@@ -174,6 +220,35 @@ mod tests {
         assert_eq!((path.name.as_str(), path.value.as_str()), ("x", "a=b.npy"));
         let axis: Named<Axis> = "h=none".parse().unwrap();
         assert_eq!(axis.value, Axis(None));
+    }
+
+    #[test]
+    fn a_case_that_gives_something_else_is_told() {
+        let case = |rate: i64| {
+            let input = |name: &str, tensor| CaseInput {
+                name: name.into(),
+                tensor,
+                role: crate::check::Role::Constant,
+            };
+            Case {
+                name: "speech".into(),
+                kind: crate::check::Kind::Call,
+                inputs: vec![
+                    input("x", Tensor::of_i64(&[1, 2])),
+                    input("sr", Tensor::of_i64(&[rate])),
+                ],
+                outputs: Vec::new(),
+                state: std::collections::BTreeMap::new(),
+            }
+        };
+        let bound = [("sr".to_owned(), Tensor::scalar(16_000_i64))];
+        let mut same = case(16_000);
+        take_bound(&mut same, &bound).unwrap();
+        assert_eq!(same.inputs.iter().map(|i| i.name.as_str()).collect::<Vec<_>>(), ["x"]);
+        let error = take_bound(&mut case(8_000), &bound).unwrap_err();
+        assert_eq!(error.message(), "the case gives sr 8000, but it is bound to 16000");
+        let bound = [("x".to_owned(), Tensor::of_i64(&[1, 3]))];
+        assert!(take_bound(&mut case(8_000), &bound).is_err());
     }
 
     #[test]

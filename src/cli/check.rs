@@ -95,10 +95,6 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         return Err(err!(Usage, "a model and its cases are needed, or --onnx-tests").into());
     };
     let mut cases = read_cases(cases)?;
-    // What is bound on the command line is no input any more.
-    for case in &mut cases {
-        case.inputs.retain(|i| args.placing.bind.iter().all(|b| b.name != i.name));
-    }
     let placed = match args.placing.load(model, console) {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {
@@ -107,6 +103,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         }
         Err(e) => return Err(e.into()),
     };
+    // What is bound on the command line is no input any more.
+    let unbound: Vec<Result<()>> =
+        cases.iter_mut().map(|case| super::bind::take_bound(case, &placed.bound)).collect();
     if args.placing.micro_batch.is_some() {
         return Err(
             err!(Usage, "a case is one item: --micro-batch does not go with `check`").into()
@@ -134,8 +133,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let bar = console.progress("cases", Some((cases.len() * repeat) as u64));
     // The oracle of each case: what the same plan gives sequentially.
     let mut oracle: Vec<Result<Vec<Value>>> = Vec::with_capacity(cases.len());
-    for case in &cases {
-        let first = admit(case, &sequential).and_then(|()| run_steps(&sequential, case));
+    for (case, unbound) in cases.iter().zip(unbound) {
+        let first = unbound
+            .and_then(|()| admit(case, &sequential))
+            .and_then(|()| run_steps(&sequential, case));
         if pipeline.is_none() {
             bar.inc(1);
         }

@@ -23,6 +23,7 @@ mod table;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand};
 
 use console::Console;
@@ -83,6 +84,7 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
+            let e = shortened(e);
             // What cannot be printed (a closed pipe) is not worth an error of its own.
             let _ = e.print();
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
@@ -109,6 +111,18 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// An error of the grammar that repeats no more of a wrong value than shows which it is.
+fn shortened(mut error: clap::Error) -> clap::Error {
+    const SHOWN: usize = 80;
+    if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
+        && value.chars().count() > SHOWN
+    {
+        let short: String = value.chars().take(SHOWN).chain("…".chars()).collect();
+        error.insert(ContextKind::InvalidValue, ContextValue::String(short));
+    }
+    error
+}
+
 /// The grammar, for completions.
 fn grammar() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
@@ -121,6 +135,14 @@ mod tests {
     #[test]
     fn the_grammar_is_sound() {
         grammar().debug_assert();
+    }
+
+    #[test]
+    fn a_long_wrong_value_is_not_repeated_whole() {
+        let chain = vec!["a:1ms"; 1_000].join(",") + ",b";
+        let words = ["brigade", "bench", "--synthetic", &chain];
+        let text = shortened(Cli::try_parse_from(words).unwrap_err()).to_string();
+        assert!(text.len() < 500 && text.contains("a:1ms,a:1ms") && text.contains("`b`"), "{text}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::bind::{self, Axis, Extents, Named};
 use super::console::Console;
 use super::memory::Memory;
 use super::model;
-use crate::device::DeviceId;
+use crate::device::{DeviceId, check_in_flight, check_replicas, check_threads};
 use crate::error::{Error, Result, bail, err};
 use crate::graph::{Graph, NodeId};
 use crate::ops::CompileOptions;
@@ -21,7 +21,7 @@ use crate::partition::{
 };
 use crate::pipeline::{HeteroExecutable, Pipeline, placement};
 use crate::registry::Registry;
-use crate::tensor::Value;
+use crate::tensor::{Tensor, Value};
 
 /// Where the nodes run, and how the pipeline runs.
 #[derive(Clone, Debug, Default, Args)]
@@ -43,7 +43,7 @@ pub(super) struct Placing {
     #[arg(long, value_name = "DEVICE", requires = "device", conflicts_with_all = ["stages", "plan"])]
     pub(super) fallback: Option<DeviceId>,
     /// Cut batches into micro-batches of at most N items
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = rows)]
     pub(super) micro_batch: Option<NonZeroUsize>,
     /// How many items are in flight at most; `auto` is twice the longest chain of segments
     #[arg(long, value_name = "auto|N")]
@@ -69,18 +69,18 @@ pub(super) struct Placing {
     pub(super) disable_pass: Vec<String>,
 }
 
-/// What a command line may ask for: more is a slip of the finger, and costs memory or threads
-/// before anything else could refuse it.
+/// More stages are a slip of the finger.
 const MOST_STAGES: usize = 4_096;
-const MOST_IN_FLIGHT: usize = 65_536;
-const MOST_THREADS: usize = 256;
-const MOST_REPLICAS: usize = 256;
 
 fn positive(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(n) if (1..=MOST_STAGES).contains(&n) => Ok(n),
         _ => Err(err!(Usage, "it must be a number from 1 to {MOST_STAGES}")),
     }
+}
+
+fn rows(text: &str) -> Result<NonZeroUsize> {
+    text.parse().map_err(|_| err!(Usage, "it must be a number of items, at least 1"))
 }
 
 /// `auto` or a number of items.
@@ -93,10 +93,13 @@ impl FromStr for Flight {
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "auto" => Ok(Self(None)),
-            digits => match digits.parse() {
-                Ok(n) if (1..=MOST_IN_FLIGHT).contains(&n) => Ok(Self(Some(n))),
-                _ => Err(err!(Usage, "it must be `auto` or a number from 1 to {MOST_IN_FLIGHT}")),
-            },
+            digits => {
+                let count = digits
+                    .parse()
+                    .map_err(|_| err!(Usage, "it must be `auto` or a number of items"))?;
+                check_in_flight(count)?;
+                Ok(Self(Some(count)))
+            }
         }
     }
 }
@@ -116,13 +119,9 @@ impl FromStr for Threads {
             Some((device, count)) => (Some(device.parse()?), count),
             None => (None, text),
         };
-        match count.parse() {
-            Ok(n) if (1..=MOST_THREADS).contains(&n) => Ok(Self { device, count: n }),
-            _ => Err(err!(
-                Usage,
-                "`{count}` is no number of threads; it must be from 1 to {MOST_THREADS}"
-            )),
-        }
+        let count = count.parse().map_err(|_| err!(Usage, "`{count}` is no number of threads"))?;
+        check_threads(count)?;
+        Ok(Self { device, count })
     }
 }
 
@@ -140,15 +139,9 @@ impl FromStr for Replicas {
         let Some((name, count)) = text.rsplit_once('=') else {
             return Err(err!(Usage, "`{text}` is not of the form SEGMENT=N"));
         };
-        match count.parse() {
-            Ok(n) if (1..=MOST_REPLICAS).contains(&n) => {
-                Ok(Self { name: name.to_owned(), count: n })
-            }
-            _ => Err(err!(
-                Usage,
-                "`{count}` is no number of replicas; it must be from 1 to {MOST_REPLICAS}"
-            )),
-        }
+        let count = count.parse().map_err(|_| err!(Usage, "`{count}` is no number of replicas"))?;
+        check_replicas(count)?;
+        Ok(Self { name: name.to_owned(), count })
     }
 }
 
@@ -177,6 +170,8 @@ pub(super) struct Placed {
     /// Shapes that were given.
     pub(super) shapes: BTreeMap<String, Vec<usize>>,
     symbols: HashMap<String, i64>,
+    /// The inputs that became constants.
+    pub(super) bound: Vec<(String, Tensor)>,
     /// How the placement came about, in words.
     pub(super) origin: String,
 }
@@ -210,7 +205,7 @@ impl Placing {
 
     /// Binds, optimises and places a graph; `path` is the file that it came from.
     pub(super) fn place(&self, mut graph: Graph, path: Option<&Path>) -> Result<Placed> {
-        bind::bind(&mut graph, &self.bind)?;
+        let bound = bind::bind(&mut graph, &self.bind)?;
         let shapes = by_name("--shape", &graph, &self.shape, |s| s.0.clone())?;
         let axes = by_name("--batch-axis", &graph, &self.batch_axis, |a| a.0)?;
         let registry = Registry::default();
@@ -284,9 +279,6 @@ impl Placing {
             return Err(err!(Usage, "replicas are given to segment {segment}, which is not there")
                 .with_help(format!("the segments are 0 to {}", segments.saturating_sub(1))));
         }
-        if let Some((&segment, &n)) = replicas.iter().find(|(_, n)| **n > MOST_REPLICAS) {
-            bail!(Plan, "segment {segment} has {n} replicas; {MOST_REPLICAS} are the most");
-        }
         let planned = match plan.in_flight {
             Some(InFlight::Count(n)) => Some(n as usize),
             _ => None,
@@ -306,6 +298,7 @@ impl Placing {
             axes,
             shapes,
             symbols,
+            bound,
             origin,
         })
     }
@@ -409,6 +402,11 @@ impl Placed {
             options,
             BTreeMap::new(),
         )
+    }
+
+    /// Checks that the devices can be used here, before anything is said of what runs on them.
+    pub(super) fn are_devices_here(&self) -> Result<()> {
+        self.map.devices().try_for_each(|device| self.registry.device(device).map(drop))
     }
 
     /// The segments.

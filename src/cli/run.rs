@@ -30,7 +30,8 @@ pub(super) struct Args {
     model: PathBuf,
     #[command(flatten)]
     source: Source,
-    /// Write each output to DIR/<item>.<output>.npy
+    /// Write each output to DIR/<item>.<output>.npy. In both names every byte other than ASCII letters,
+    /// digits, `_`, `-` and inner dots becomes %XX, as in `image%20one.a%2Fb.npy`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Write one DIR/<item>.npz for all outputs of an item
@@ -70,6 +71,8 @@ struct Document<'a> {
     in_flight: Option<usize>,
     memory: &'a Memory,
     items: usize,
+    /// Those that came out; the rates are of these.
+    done: usize,
     failed: &'a [FailedItem],
     seconds: f64,
     items_per_s: f64,
@@ -95,6 +98,7 @@ struct Ran {
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let mut placed = args.placing.load(&args.model, console)?;
+    placed.are_devices_here()?;
     let (items, notices) = args.source.open(&placed)?;
     for notice in &notices {
         console.notice(&format!("notice: {notice}"));
@@ -157,7 +161,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         sink.finish()
     };
 
-    let per_second = |seconds: f64| if seconds > 0.0 { items.len() as f64 / seconds } else { 0.0 };
+    let done = items.len().saturating_sub(ran.failed.len());
+    let per_second = |seconds: f64| if seconds > 0.0 { done as f64 / seconds } else { 0.0 };
     let document = Document {
         model: args.model.display().to_string(),
         placement: &plan,
@@ -167,12 +172,13 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         in_flight: ran.report.as_ref().map(|r| r.in_flight),
         memory: &memory,
         items: items.len(),
+        done,
         failed: &ran.failed,
         seconds: ran.seconds,
         items_per_s: per_second(ran.seconds),
         sequential_items_per_s: sequential_seconds.map(per_second),
         // Nothing was compared unless an item came out.
-        bit_equal: (args.compare && ran.failed.len() < items.len()).then_some(differing.is_empty()),
+        bit_equal: (args.compare && done > 0).then_some(differing.is_empty()),
         pipeline: ran.report.as_ref(),
         files: &ran.files,
     };
@@ -189,9 +195,14 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
 }
 
 fn text(d: &Document<'_>) -> String {
-    let mut out =
-        format!("{} items in {:.3} s: {:.2} items/s\n", d.items, d.seconds, d.items_per_s);
-    if let Some(report) = d.pipeline {
+    let mut out = match (d.done, d.items) {
+        (0, all) => format!("none of {all} items came out\n"),
+        (done, all) => {
+            let of = if done < all { format!(" of {all}") } else { String::new() };
+            format!("{done}{of} items in {:.3} s: {:.2} items/s\n", d.seconds, d.items_per_s)
+        }
+    };
+    if let Some(report) = d.pipeline.filter(|_| d.done > 0) {
         if d.micro_batch.is_some() {
             out += "an item below is a micro-batch\n";
         }

@@ -63,6 +63,7 @@ impl Device for CpuDevice {
         mut graph: Graph,
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
+        super::check_threads(options.threads)?;
         passes::optimise_segment(&mut graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;
         let program = Program::compile(&graph, &self.ops, options)

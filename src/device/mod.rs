@@ -6,6 +6,7 @@
 mod cpu;
 mod id;
 mod instance;
+mod limits;
 mod synthetic;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -24,6 +25,8 @@ pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
+pub use limits::{MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS};
+pub(crate) use limits::{check_in_flight, check_replicas, check_threads};
 pub use synthetic::SyntheticDevice;
 
 /// A kind of device that is built in.

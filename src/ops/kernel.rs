@@ -132,7 +132,8 @@ impl<'a> Io<'a> {
         self.inputs.len()
     }
 
-    /// How many outputs the node has; a kernel emits at least so many.
+    /// How many outputs the node has; a kernel emits at least so many, and never more than its
+    /// operator has.
     pub fn output_count(&self) -> usize {
         self.wanted
     }
@@ -214,7 +215,8 @@ impl<'a> Io<'a> {
         self.threads
     }
 
-    /// Gives the next output.
+    /// Gives the next output. What an operator of one's own emits is compared with what its inference
+    /// promised: the number of outputs, dtypes, ranks and known extents.
     pub fn emit(&mut self, value: impl Into<Value>) {
         self.outputs.push(value.into());
     }

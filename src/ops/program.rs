@@ -1,8 +1,8 @@
 //! A graph made ready for the CPU: kernels in order, with liveness.
 
-use super::{CpuKernel, Io, OpRegistry, Prepare, Threads};
+use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads};
 use crate::error::{Result, bail, err};
-use crate::graph::{Fact, Graph, ValueId};
+use crate::graph::{Fact, Graph, Node, ValueId};
 use crate::tensor::{BufferPool, Tensor, Value};
 
 /// Options of a compilation.
@@ -37,6 +37,41 @@ struct Step {
     outputs: Vec<Option<usize>>,
     name: String,
     op: String,
+    /// What a user's kernel is held to.
+    promised: Option<Promised>,
+}
+
+/// What an operator and its inference promise of the outputs of a node.
+#[derive(Debug)]
+struct Promised {
+    facts: Vec<Option<Fact>>,
+    /// The most outputs that the operator has.
+    most: usize,
+}
+
+impl Promised {
+    fn new(def: &OpDef, node: &Node, graph: &Graph) -> Self {
+        let fact = |v: &Option<ValueId>| v.map(|v| graph.value(v).fact.clone());
+        let endless =
+            matches!(def.outputs.last(), Some(p) if matches!(p.kind, PortKind::Variadic(_)));
+        let most = if endless { node.outputs.len() } else { def.outputs.len() };
+        Self { facts: node.outputs.iter().map(fact).collect(), most }
+    }
+
+    /// Checks what a kernel emitted.
+    fn check(&self, made: &[Value]) -> Result<()> {
+        let (made_count, wanted) = (made.len(), self.facts.len());
+        if made_count < wanted || made_count > self.most.max(wanted) {
+            return Err(err!(Kernel, "the kernel made {made_count} outputs of {wanted}")
+                .with_help("emit one value for each output of the operator, in order"));
+        }
+        for (port, (fact, value)) in self.facts.iter().zip(made).enumerate() {
+            let Some(Err(why)) = fact.as_ref().map(|fact| fact.admits(value)) else { continue };
+            return Err(err!(Kernel, "the kernel's output {port} is not what was inferred: {why}")
+                .with_help("let the operator's inference and its kernel agree"));
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +174,7 @@ impl Program {
                 outputs: node.outputs.iter().map(|v| v.map(ValueId::index)).collect(),
                 name: node.name.clone(),
                 op: node.op.clone(),
+                promised: registry.is_added(def).then(|| Promised::new(def, node, graph)),
             });
         }
         let outputs: Vec<(Source, String)> = graph
@@ -214,6 +250,11 @@ impl Program {
                 words.join(", ")
             };
             done.map_err(|e| e.with_node(&step.name, &step.op).with_shapes(described(&arguments)))?;
+            if let Some(promised) = &step.promised {
+                promised.check(&made).map_err(|e| {
+                    e.with_node(&step.name, &step.op).with_shapes(described(&arguments))
+                })?;
+            }
             if made.len() < step.outputs.len() {
                 return Err(err!(
                     Internal,

@@ -1,6 +1,6 @@
 //! Operators by name.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{OpDef, TABLE};
 use crate::error::{Error, ErrorKind, Result, err};
@@ -11,11 +11,14 @@ use crate::tensor::DType;
 #[derive(Clone, Debug)]
 pub struct OpRegistry {
     ops: HashMap<(&'static str, &'static str), &'static OpDef>,
+    /// Those that a user added.
+    added: HashSet<(&'static str, &'static str)>,
 }
 
 impl Default for OpRegistry {
     fn default() -> Self {
-        Self { ops: TABLE.iter().map(|d| ((d.domain, d.name), *d)).collect() }
+        let ops = TABLE.iter().map(|d| ((d.domain, d.name), *d)).collect();
+        Self { ops, added: HashSet::new() }
     }
 }
 
@@ -49,6 +52,7 @@ impl OpRegistry {
     #[must_use]
     pub fn with(mut self, def: &'static OpDef) -> Self {
         self.ops.insert((def.domain, def.name), def);
+        self.added.insert((def.domain, def.name));
         self
     }
 
@@ -56,6 +60,11 @@ impl OpRegistry {
     pub fn get(&self, domain: &str, name: &str) -> Option<&'static OpDef> {
         let domain = if domain == "ai.onnx" { "" } else { domain };
         self.ops.get(&(domain, name)).copied()
+    }
+
+    /// Whether a user added this operator.
+    pub(crate) fn is_added(&self, def: &OpDef) -> bool {
+        self.added.contains(&(def.domain, def.name))
     }
 
     /// The operator of a node.

@@ -34,7 +34,7 @@ mod placement;
 mod plan;
 mod segments;
 
-pub use crate::device::{DeviceId, Support};
+pub use crate::device::{DeviceId, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS, Support};
 pub use boundary::{Boundary, EdgePath, RoundTrip, bytes_of};
 pub use explain::{PlanReport, SegmentReport, explain};
 pub use placement::{DeviceMap, Notice, Placement};

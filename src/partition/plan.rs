@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::names::{Pattern, escape};
 use super::placement::unplaced;
-use super::{DeviceId, DeviceMap, Notice, Placement};
+use super::{DeviceId, DeviceMap, MAX_IN_FLIGHT, Notice, Placement};
+use crate::device::{check_in_flight, check_replicas, check_threads};
 use crate::error::{Error, Result, bail, err};
 use crate::graph::{Graph, Node};
 
@@ -137,7 +138,7 @@ impl<'de> Deserialize<'de> for InFlight {
             type Value = InFlight;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`\"auto\"` or a number of items, at least 1")
+                write!(f, "`\"auto\"` or a number of items, at least 1 and at most {MAX_IN_FLIGHT}")
             }
 
             fn visit_str<E: de::Error>(self, s: &str) -> Result<InFlight, E> {
@@ -195,11 +196,12 @@ pub struct Plan {
     pub default_device: Option<DeviceId>,
     /// Rows per micro-batch.
     pub micro_batch: Option<u32>,
-    /// How many items are in flight.
+    /// How many items are in flight, at most [`MAX_IN_FLIGHT`].
     pub in_flight: Option<InFlight>,
-    /// Threads by device.
+    /// Threads by device, at most [`MAX_THREADS`](super::MAX_THREADS) each.
     pub threads: BTreeMap<DeviceId, u32>,
-    /// How many instances of a segment run, by the segment's index.
+    /// How many instances of a segment run, by the segment's index; at most
+    /// [`MAX_REPLICAS`](super::MAX_REPLICAS) each.
     pub replicas: BTreeMap<u32, u32>,
 }
 
@@ -310,6 +312,10 @@ impl Plan {
             schema: u32,
         }
         let malformed = |e: &serde_json::Error| err!(Plan, "the plan cannot be read: {e}");
+        // serde would take an array, too, for the fields in order.
+        if json.trim_start().starts_with(|c| c != '{') {
+            bail!(Plan, "the plan cannot be read: it is no JSON object");
+        }
         // A later schema may have other fields; its number is the better message.
         let head: Head = serde_json::from_str(json).map_err(|e| malformed(&e))?;
         check_schema(head.schema)?;
@@ -355,14 +361,19 @@ impl Plan {
         if self.micro_batch == Some(0) {
             bail!(Plan, "the plan's micro_batch is 0; a micro-batch has one row or more");
         }
-        if self.in_flight == Some(InFlight::Count(0)) {
-            bail!(Plan, "the plan's in_flight is 0; one item or more must be in flight");
+        let within = |e: Error, what: &str| {
+            let out = err!(Plan, "the plan's {what}: {}", e.message());
+            out.with_help(e.help().unwrap_or_default())
+        };
+        if let Some(InFlight::Count(n)) = self.in_flight {
+            check_in_flight(n as usize).map_err(|e| within(e, "in_flight"))?;
         }
-        if let Some((device, _)) = self.threads.iter().find(|(_, n)| **n == 0) {
-            bail!(Plan, "the plan gives `{device}` 0 threads; it needs one or more");
+        for (device, n) in &self.threads {
+            check_threads(*n as usize).map_err(|e| within(e, &format!("threads of `{device}`")))?;
         }
-        if let Some((segment, _)) = self.replicas.iter().find(|(_, n)| **n == 0) {
-            bail!(Plan, "the plan gives segment {segment} 0 replicas; it needs one or more");
+        for (segment, n) in &self.replicas {
+            check_replicas(*n as usize)
+                .map_err(|e| within(e, &format!("replicas of segment {segment}")))?;
         }
         self.rules.iter().try_for_each(|rule| rule.matcher.pattern().map(|_| ()))
     }
@@ -590,7 +601,9 @@ mod tests {
     fn faults_of_the_file_are_named() {
         for (json, word) in [
             ("", "EOF"),
-            ("[]", "invalid"),
+            ("[]", "object"),
+            ("[1]", "object"),
+            ("7", "object"),
             ("{}", "schema"),
             (r#"{"schema":2,"new_field":1}"#, "schema 2"),
             (r#"{"schema":1,"rule":[]}"#, "unknown field `rule`"),
@@ -599,7 +612,10 @@ mod tests {
             (r#"{"schema":1,"rules":[{"match":"op:a\\","device":"cpu"}]}"#, "lone"),
             (r#"{"schema":1,"rules":[{"match":"op:a","device":"CPU"}]}"#, "[a-z][a-z0-9_-]*(:N)?"),
             (r#"{"schema":1,"threads":{"cpu":1,"cpu:0":2}}"#, "`cpu:0` is given twice"),
-            (r#"{"schema":1,"threads":{"cpu":0}}"#, "0 threads"),
+            (r#"{"schema":1,"threads":{"cpu":0}}"#, "0 kernel threads"),
+            (r#"{"schema":1,"threads":{"cpu":257}}"#, "`cpu:0`: 257 kernel threads"),
+            (r#"{"schema":1,"replicas":{"1":257}}"#, "at most 256"),
+            (r#"{"schema":1,"in_flight":65537}"#, "at most 65536"),
             (r#"{"schema":1,"replicas":{"1":0}}"#, "0 replicas"),
             (r#"{"schema":1,"in_flight":0}"#, "at least 1"),
             (r#"{"schema":1,"in_flight":"lots"}"#, "auto"),

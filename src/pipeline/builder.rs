@@ -9,7 +9,7 @@ use super::handle::{Inner, Pipeline};
 use super::placement;
 use super::prepared::{CPU, Prepared, listing, optimised};
 use super::stage::{factory, item_error};
-use crate::device::DeviceId;
+use crate::device::{DeviceId, check_in_flight, check_replicas};
 use crate::error::{Result, err};
 use crate::graph::Graph;
 use crate::ops::CompileOptions;
@@ -189,21 +189,24 @@ impl PipelineBuilder {
         self
     }
 
-    /// How many items may be in flight; chosen from the number of segments unless set.
+    /// How many items may be in flight, at most
+    /// [`MAX_IN_FLIGHT`](crate::device::MAX_IN_FLIGHT); chosen from the number of segments unless set.
     #[must_use]
     pub fn in_flight(mut self, items: usize) -> Self {
         self.in_flight = Some(items);
         self
     }
 
-    /// Kernel threads of each actor on a device (1 unless set).
+    /// Kernel threads of each actor on a device (1 unless set, at most
+    /// [`MAX_THREADS`](crate::device::MAX_THREADS)).
     #[must_use]
     pub fn threads(mut self, device: DeviceId, threads: usize) -> Self {
         self.threads.insert(device, threads);
         self
     }
 
-    /// Runs the segment with this number by so many actors, which share its items and its weights.
+    /// Runs the segment with this number by so many actors, at most
+    /// [`MAX_REPLICAS`](crate::device::MAX_REPLICAS), which share its items and its weights.
     /// A CPU device gets as many lanes as the most replicated of its segments has replicas, unless
     /// [`lanes`](Self::lanes) says otherwise; on other devices replicas take turns at what there
     /// is. Results are the same to the bit, and in order.
@@ -345,10 +348,7 @@ impl PipelineBuilder {
             return Err(err!(Usage, "a micro-batch of 0 items is not possible")
                 .with_help("use at least 1, or none to run batches whole"));
         }
-        if self.in_flight == Some(0) {
-            return Err(err!(Usage, "0 items in flight are not possible")
-                .with_help("use at least 1, or none to have it chosen"));
-        }
+        self.in_flight.map_or(Ok(()), check_in_flight)?;
         let system = match (self.system.as_ref(), self.cpu_budget) {
             (Some(_), Some(_)) => {
                 return Err(err!(Usage, "a pipeline in a system has no CPU budget of its own")
@@ -485,10 +485,7 @@ impl Crew {
                 )
                 .with_help(format!("the segments are 0 to {last}")));
             };
-            if *replicas == 0 {
-                return Err(err!(Usage, "segment {segment} is given 0 replicas")
-                    .with_help("use at least 1"));
-            }
+            check_replicas(*replicas).map_err(|e| e.within(&format!("segment {segment}")))?;
             let lanes = self.lanes(&found.device, prepared.devices()[*segment].lanes(), prepared);
             if *replicas > lanes {
                 notices.push(format!(

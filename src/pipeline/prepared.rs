@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::stage::{caught, deliveries};
-use crate::device::{CompiledSegment, Delivery, Device, DeviceId};
+use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, Graph};
 use crate::ops::CompileOptions;
@@ -75,12 +75,8 @@ impl Prepared {
         threads: BTreeMap<DeviceId, usize>,
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let given = std::iter::once(options.threads).chain(threads.values().copied());
-        if given.min() == Some(0) {
-            return Err(
-                err!(Usage, "0 kernel threads are not possible").with_help("use at least 1")
-            );
-        }
+        let mut given = std::iter::once(options.threads).chain(threads.values().copied());
+        given.try_for_each(check_threads)?;
         let split = Segmentation::new(&graph, map)?;
         let devices: Vec<Arc<dyn Device>> =
             split.devices().map(|id| registry.device(id)).collect::<Result<_>>()?;

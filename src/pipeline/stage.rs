@@ -276,6 +276,16 @@ where
     })
 }
 
+/// The words of an error without the number of its item, which the error of this crate names in a
+/// place of its own.
+fn without_item(error: &ItemError) -> String {
+    let text = error.to_string();
+    let Some(seq) = error.seq() else { return text };
+    let rest = text.strip_prefix(&format!("item {seq}"));
+    let rest = rest.and_then(|r| r.strip_prefix(" at ").or_else(|| r.strip_prefix(": ")));
+    rest.map_or_else(|| text.clone(), str::to_owned)
+}
+
 /// The error of an item as an error of this crate.
 pub(crate) fn item_error(error: &ItemError) -> Error {
     let number = error.seq().map(|s| s.number());
@@ -291,11 +301,31 @@ pub(crate) fn item_error(error: &ItemError) -> Error {
                 ItemErrorKind::Dropped => ErrorKind::Full,
                 _ => ErrorKind::Kernel,
             };
-            Error::new(kind, error.to_string())
+            Error::new(kind, without_item(error))
         }
     };
     if let Some(n) = number {
         out = out.with_item(n);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_its_item_once() {
+        use brigade_actors::{Options, Pipeline, Topology};
+        let mut builder = Topology::<Value>::builder();
+        let x = builder.source("x");
+        let actor = builder.map("fragile", "host", |_| Err(ItemError::failed("it broke")));
+        let y = builder.sink("y");
+        builder.connect(x, actor.input(0)).connect(actor.output(0), y);
+        let pipeline = Pipeline::spawn(builder.build().unwrap(), Options::new()).unwrap();
+        let one = vec![Value::from(crate::Tensor::scalar(1_i64))];
+        let error = pipeline.push(one).unwrap().wait().unwrap_err();
+        let text = item_error(&error).to_string();
+        assert_eq!(text, "actor `fragile`: it broke [item 0]");
+    }
 }
