@@ -73,7 +73,7 @@ pub struct SafetensorsFile {
 }
 
 /// The pairs of an object in their order, also where a key comes twice.
-struct Pairs<V>(Vec<(String, V)>);
+pub(super) struct Pairs<V>(pub(super) Vec<(String, V)>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
