@@ -11,14 +11,16 @@ use crate::{DType, Error, ErrorKind, Tensor, graph::Fact};
 
 /// A safetensors file of tensors with dtype, shape and bytes.
 fn safetensors(tensors: &[(&str, &str, &[usize], &[u8])]) -> Vec<u8> {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
     for (name, dtype, shape, bytes) in tensors {
         let offsets = [data.len(), data.len() + bytes.len()];
         let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
         header.insert((*name).to_owned(), entry);
         data.extend(*bytes);
     }
-    let header = serde_json::to_vec(&header).unwrap();
+    let mut header = serde_json::to_vec(&header).unwrap();
+    // As writers do it, so that the data can be read where they lie.
+    header.resize(header.len().next_multiple_of(8), b' ');
     let mut out = (header.len() as u64).to_le_bytes().to_vec();
     out.extend(header);
     out.extend(data);
