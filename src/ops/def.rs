@@ -175,7 +175,10 @@ impl OpDef {
     /// # Errors
     /// Words that name the version, attribute, input or dtype.
     pub fn check(&self, node: &Node, dtypes: &[Option<DType>]) -> Result<(), String> {
-        if node.version < self.since {
+        let mut faults = Vec::new();
+        if node.version == Node::UNDECLARED {
+            faults.push(super::registry::undeclared(&node.domain));
+        } else if node.version < self.since {
             return Err(format!(
                 "operator set {} is older than {}, the first one implemented",
                 node.version, self.since
@@ -183,9 +186,9 @@ impl OpDef {
         }
         for (name, value) in &node.attributes {
             match self.attributes.iter().find(|a| a.name == name) {
-                None => return Err(format!("attribute `{name}` is not known")),
+                None => faults.push(format!("attribute `{name}` is not known")),
                 Some(def) if !def.kind.admits(value) => {
-                    return Err(format!(
+                    faults.push(format!(
                         "attribute `{name}` is of kind {}, expected {:?}",
                         value.kind(),
                         def.kind
@@ -196,8 +199,11 @@ impl OpDef {
         }
         for def in self.attributes.iter().filter(|d| d.required) {
             if !node.attributes.contains_key(def.name) {
-                return Err(format!("attribute `{}` is missing", def.name));
+                faults.push(format!("attribute `{}` is missing", def.name));
             }
+        }
+        if !faults.is_empty() {
+            return Err(faults.join("; "));
         }
         let given = node.inputs.len() - node.captures.min(node.inputs.len());
         for (i, input) in node.inputs[..given].iter().enumerate() {
