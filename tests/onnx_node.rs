@@ -104,7 +104,9 @@ fn node_tests_of_the_onnx_package_pass() {
     if summary.cases.len() >= 1282 {
         assert!(summary.passed > 1157, "{} passed", summary.passed);
         let of = |class| summary.classes.iter().find(|c| c.class == class).unwrap();
-        assert!(of(OnnxClass::Standard).passed >= 860, "{:?}", of(OnnxClass::Standard));
+        // The others draw random numbers (7), decode images (9), or expect what the list disputes (5).
+        let standard = of(OnnxClass::Standard);
+        assert_eq!((standard.passed, standard.all), (853, 874), "standard dtypes");
         // What is expected of one average pool is wrong: see the list.
         let models = of(OnnxClass::InModels);
         assert_eq!((models.passed, models.all), (461, 462), "operators of real models");
