@@ -27,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("graph", &["error", "tensor"]),
     ("ops", &["error", "tensor", "graph", "kernels"]),
     ("passes", &["error", "tensor", "graph", "ops"]),
-    ("import", &["error", "tensor", "graph"]),
+    ("import", &["error", "tensor", "graph", "kernels"]),
     ("device", &["error", "tensor", "graph", "ops", "passes"]),
     ("partition", &["error", "tensor", "graph", "device"]),
     ("pipeline", &["error", "tensor", "graph", "ops", "passes", "device", "partition", "registry"]),

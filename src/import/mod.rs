@@ -15,7 +15,7 @@ use std::path::Path;
 use crate::error::{Result, bail, err};
 use crate::graph::Graph;
 
-#[cfg(feature = "onnx")]
+mod gguf;
 #[allow(unsafe_code)]
 mod mmap;
 #[cfg(test)]
@@ -24,9 +24,12 @@ mod npy;
 mod npz;
 #[cfg(feature = "onnx")]
 pub mod onnx;
+mod safetensors;
 
+pub use gguf::{GgufArray, GgufFile, GgufMetadata, GgufTensor, GgufType, GgufValue, fuzz_gguf};
 pub use npy::{parse_npy, read_npy, write_npy};
 pub use npz::{read_npz, write_npz};
+pub use safetensors::{SafetensorsFile, SafetensorsTensor, fuzz_safetensors};
 
 /// How much a file may ask for.
 ///
@@ -217,6 +220,35 @@ fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
     }
     #[allow(clippy::useless_conversion)]
     Ok(FileBytes::from(bytes))
+}
+
+/// The bytes of a file, mapped.
+fn map_file(path: &Path) -> Result<crate::tensor::Buffer> {
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        bail!(Io, "is not a regular file");
+    }
+    mmap::map(&file)
+}
+
+/// In words, the names that are like `name`, or how many others there are.
+fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 5;
+    let tail = name.rsplit('.').take(2).last().unwrap_or(name);
+    let all: Vec<&str> = names.collect();
+    let like: Vec<&str> = all
+        .iter()
+        .copied()
+        .filter(|other| {
+            other.eq_ignore_ascii_case(name) || other.contains(tail) || name.contains(other)
+        })
+        .take(SHOWN)
+        .collect();
+    match (like.is_empty(), all.first()) {
+        (false, _) => format!("names like it: {}", like.join(", ")),
+        (true, Some(first)) => format!("there are {} others, such as `{first}`", all.len()),
+        (true, None) => "the file has none".to_owned(),
+    }
 }
 
 fn dispatch(source: &Source<'_>, file_name: &str) -> Result<Imported> {

@@ -14,6 +14,7 @@
 //! for, so that a layout never meets the wrong kernel.
 
 mod aligned;
+mod blocks;
 mod conv;
 mod epilogue;
 mod error;
@@ -27,6 +28,7 @@ mod qgemm;
 mod strip;
 mod window;
 
+pub use blocks::{BlockFormat, FORMATS as BLOCK_FORMATS};
 pub use conv::{
     ConvEpilogue, ConvNd, PackedConv, PackedConvTranspose, conv_nd, conv_transpose2d, conv2d,
 };

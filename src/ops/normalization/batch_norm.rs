@@ -4,7 +4,7 @@ use crate::error::{Result, bail};
 use crate::graph::Node;
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::def::types::FLOATS;
-use crate::ops::elementwise::{Float, spread_work, writable};
+use crate::ops::elementwise::{CONSUMED_INPUTS, Float, spread_work, writable};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
 use crate::tensor::{DType, Tensor, cast};
 
@@ -12,11 +12,13 @@ use crate::tensor::{DType, Tensor, cast};
 pub(in crate::ops) static BATCH_NORMALIZATION: OpDef = OpDef {
     name: "BatchNormalization",
     domain: "",
-    since: 7,
+    since: 1,
     attributes: &[
+        CONSUMED_INPUTS,
+        AttributeDef::optional("is_test", AttributeKind::Int).until(6),
         AttributeDef::optional("epsilon", AttributeKind::Float),
         AttributeDef::optional("momentum", AttributeKind::Float),
-        AttributeDef::optional("spatial", AttributeKind::Int),
+        AttributeDef::optional("spatial", AttributeKind::Int).until(8),
         AttributeDef::optional("training_mode", AttributeKind::Int),
     ],
     inputs: &[
@@ -42,7 +44,8 @@ pub(in crate::ops) static BATCH_NORMALIZATION: OpDef = OpDef {
     cost: |q| cost::Cost { flops: 4.0 * q.output_elements(), bytes: q.bytes() },
     prepare: |p| {
         check(p.node)?;
-        Ok(Box::new(BatchNorm { epsilon: p.node.float_or("epsilon", 1e-5)?.into() }))
+        let by_channel = p.node.int_or("spatial", 1)? != 0;
+        Ok(Box::new(BatchNorm { epsilon: p.node.float_or("epsilon", 1e-5)?.into(), by_channel }))
     },
     cases,
 };
@@ -51,8 +54,8 @@ fn check(node: &Node) -> Result<()> {
     if node.int_or("training_mode", 0)? != 0 {
         bail!(Unsupported, "attribute `training_mode` is 1; only inference is implemented");
     }
-    if node.int_or("spatial", 1)? != 1 {
-        bail!(Unsupported, "attribute `spatial` is 0; only statistics by channel are implemented");
+    if node.version < 7 && node.int_or("is_test", 0)? == 0 {
+        bail!(Unsupported, "attribute `is_test` is 0; only inference is implemented");
     }
     if node.outputs.iter().skip(1).any(Option::is_some) {
         bail!(Unsupported, "the outputs after the first are of training, which is not implemented");
@@ -63,6 +66,8 @@ fn check(node: &Node) -> Result<()> {
 #[derive(Debug)]
 struct BatchNorm {
     epsilon: f64,
+    /// Whether a channel has one set of parameters, or each of its elements.
+    by_channel: bool,
 }
 
 impl CpuKernel for BatchNorm {
@@ -72,14 +77,19 @@ impl CpuKernel for BatchNorm {
         if rank < 2 {
             bail!(Shape, "X needs a batch and a channel axis, got {}", x.describe());
         }
-        let channels = x.shape()[1];
         let inner: usize = x.shape()[2..].iter().product();
+        let (channels, inner) =
+            if self.by_channel { (x.shape()[1], inner) } else { (x.shape()[1] * inner, 1) };
         let mut parameters: [Vec<f64>; 4] = Default::default();
         for (k, p) in parameters.iter_mut().enumerate() {
             let t = io.tensor(k + 1)?;
             if t.len() != channels {
                 let name = ["scale", "B", "input_mean", "input_var"][k];
-                bail!(Shape, "X has {channels} channels, but `{name}` is {}", t.describe());
+                bail!(
+                    Shape,
+                    "X needs {channels} of each parameter, but `{name}` is {}",
+                    t.describe()
+                );
             }
             *p = cast(t, DType::F64)?.as_slice::<f64>()?.to_vec();
         }
@@ -158,6 +168,20 @@ fn cases() -> Vec<Case> {
         with(new("rows, with epsilon").attr("epsilon", 0.5f32), counted(&[2, 2]), DType::F32)
             .output(filled(&[2, 2], &[0f32, -1.121_320_3, 1.632_993_2, 1.]))
             .close(1e-6, 5e-7),
+        with(
+            Case::new("BatchNormalization", 6, "for the test").attr("is_test", 1),
+            x.clone(),
+            DType::F32,
+        )
+        .output(y.clone())
+        .close(1e-6, 5e-7),
+        with(
+            Case::new("BatchNormalization", 7, "parameters for each element").attr("spatial", 0),
+            filled(&[3, 1, 2], &[-1f32, 2., 0., 3., 1., 4.]),
+            DType::F32,
+        )
+        .output(filled(&[3, 1, 2], &[-0.999_995f32, -0.224_740_8, 0., 1., 0.999_995, 2.224_740_8]))
+        .close(1e-6, 5e-7),
         with(
             Case::new("BatchNormalization", 9, "empty"),
             filled::<f32>(&[0, 2, 3], &[]),

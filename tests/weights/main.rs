@@ -1,0 +1,4 @@
+//! Weight files: real ones, damaged ones, and how they reach a graph.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod formats;
