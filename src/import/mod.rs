@@ -240,11 +240,7 @@ fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
 
 /// The bytes of a file, mapped.
 fn map_file(path: &Path) -> Result<crate::tensor::Buffer> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        bail!(Io, "is not a regular file");
-    }
-    mmap::map(&file)
+    mmap::map(&open_file(path)?)
 }
 
 /// In words, the names that are like `name`, or how many others there are.

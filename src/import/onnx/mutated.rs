@@ -181,7 +181,7 @@ fn damage_takes_bounded_memory_and_time() {
     // Of a model of 100 kB, each with limits of a few MB: see `fuzz_onnx`.
     const MOST_BYTES: u64 = 512 << 20;
     const LONGEST: Duration = Duration::from_secs(20);
-    const PATIENCE: Duration = Duration::from_secs(300);
+    const PATIENCE: Duration = Duration::from_secs(600);
     if std::env::var_os(ALONE).is_none() {
         let name = "import::onnx::mutated::damage_takes_bounded_memory_and_time";
         let mut child = Command::new(std::env::current_exe().unwrap())
