@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::{Item, Lineage};
 use crate::metrics::Phase;
-use crate::packet::Work;
+use crate::packet::{Stamp, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::supervise::guarded;
@@ -53,9 +53,10 @@ impl<P: Payload> Actor<P> {
                 let shape = &engine.regions[region].shape;
                 let child = Item::child(item, made, region, shape, budget);
                 made += 1;
+                let stamp = Stamp { number: child.seq().number(), at_ns };
                 for (port, list) in lists.iter_mut().enumerate() {
                     if let Some(payload) = list.next() {
-                        self.send(&child, port, payload, at_ns);
+                        self.send(&child, port, payload, stamp);
                     }
                 }
             }
@@ -72,15 +73,16 @@ impl<P: Payload> Actor<P> {
         if let Some(error) = unequal(&lists, members.len(), "the members of the batch") {
             let error = batch.blame(error, &self.cell().actor);
             for member in members {
-                self.send_error(member, &error.clone().at(None, member.seq), at_ns);
+                self.send_error(member, &error.clone().at(None, member.seq()), at_ns);
             }
             return;
         }
         let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
         for member in members {
+            let stamp = Stamp { number: member.seq().number(), at_ns };
             for (port, list) in lists.iter_mut().enumerate() {
                 if let Some(payload) = list.next() {
-                    self.send(member, port, payload, at_ns);
+                    self.send(member, port, payload, stamp);
                 }
             }
             self.report_done(member, None);
@@ -108,7 +110,7 @@ impl<P: Payload> Actor<P> {
                     self.make_batch(full);
                 }
             }
-            Err(error) => self.pass(&item, error),
+            Err(error) => self.pass(&item, 0, error),
         }
     }
 
@@ -142,7 +144,7 @@ impl<P: Payload> Actor<P> {
         let mut inputs = self.outbox.inputs();
         for (member, payload) in members {
             match member.skip() {
-                Some(error) => self.pass(&member, error),
+                Some(error) => self.pass(&member, 0, error),
                 None => {
                     items.push(member);
                     inputs.push(payload);
@@ -162,7 +164,8 @@ impl<P: Payload> Actor<P> {
         };
         let shape = &self.seed.engine.regions[batcher.region].shape;
         let item = Item::batch(items, kept, batcher.region, shape, &batcher.live);
-        self.backlog.push_back(Work { item, inputs: Ok(inputs), children: Vec::new(), tries: 0 });
+        let (seq, inputs, children) = (item.seq(), Ok(inputs), Vec::new());
+        self.backlog.push_back(Work { item, seq, since_ns: 0, inputs, children, tries: 0 });
     }
 
     /// Makes a batch of each member of a batch that failed.

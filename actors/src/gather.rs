@@ -60,6 +60,13 @@ impl<P> Gather<P> {
         Ok(list)
     }
 
+    /// Empties the cell for another item.
+    pub(crate) fn renew(&mut self) {
+        if self.arrived > 0 || self.expected.is_some() || self.fault.is_some() {
+            *self = Self::default();
+        }
+    }
+
     fn spoil(&mut self, fault: ItemError) {
         self.fault.get_or_insert(fault);
         self.places = Vec::new();

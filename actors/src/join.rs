@@ -6,7 +6,7 @@
 //! the table of an item goes with the item.
 
 use crate::packet::Delivery;
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock, own};
 
 /// Where the cells of one join lie in each item.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,8 @@ pub(crate) struct Join {
 pub(crate) struct Cells<P> {
     cells: Box<[Mutex<Option<Delivery<P>>>]>,
     missing: Box<[AtomicUsize]>,
-    /// For each edge, when the item was put onto it.
+    /// For each edge into a join or into a sink of several ports, when the item was put onto it. On
+    /// other edges the message carries that along.
     sent: Box<[AtomicU64]>,
 }
 
@@ -40,14 +41,21 @@ impl<P> Cells<P> {
 
     /// Empties the cells for another item.
     pub(crate) fn renew(&mut self, joins: &[Join]) {
-        for cell in &self.cells {
-            *lock(cell) = None;
+        for cell in &mut self.cells {
+            let cell = own(cell);
+            if cell.is_some() {
+                *cell = None;
+            }
         }
         for (missing, join) in self.missing.iter().zip(joins) {
-            missing.store(join.ports, Ordering::Relaxed);
+            if missing.load(Ordering::Relaxed) != join.ports {
+                missing.store(join.ports, Ordering::Relaxed);
+            }
         }
         for stamp in &self.sent {
-            stamp.store(0, Ordering::Relaxed);
+            if stamp.load(Ordering::Relaxed) != 0 {
+                stamp.store(0, Ordering::Relaxed);
+            }
         }
     }
 

@@ -222,7 +222,7 @@ impl Meter {
 }
 
 /// Adds to a count that the calling thread alone writes.
-fn add(count: &AtomicU64, more: u64) {
+pub(crate) fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 

@@ -27,6 +27,7 @@ pub struct Outbox<P> {
 /// A firing that a stage has and that is not complete yet.
 pub(crate) struct OpenFiring<P> {
     pub(crate) item: Arc<Item<P>>,
+    pub(crate) seq: Seq,
     pub(crate) started: Instant,
     /// Closed with the firing.
     _span: FiringSpan,
@@ -56,6 +57,7 @@ pub(crate) struct Kept<P> {
 /// What became of a firing.
 pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
+    pub(crate) seq: Seq,
     pub(crate) started: Instant,
     pub(crate) bytes: usize,
     pub(crate) kept: Option<Kept<P>>,
@@ -148,7 +150,7 @@ impl<P> Outbox<P> {
 
     /// The numbers of the open firings, oldest first.
     pub fn open(&self) -> impl Iterator<Item = Seq> {
-        self.open.iter().map(|firing| firing.item.seq)
+        self.open.iter().map(|firing| firing.seq)
     }
 
     pub(crate) fn inputs(&mut self) -> Vec<P> {
@@ -167,6 +169,7 @@ impl<P> Outbox<P> {
     pub(crate) fn begin(
         &mut self,
         item: Arc<Item<P>>,
+        seq: Seq,
         started: Instant,
         bytes: usize,
         kept: Option<Kept<P>>,
@@ -181,6 +184,7 @@ impl<P> Outbox<P> {
         }
         self.open.push(OpenFiring {
             item,
+            seq,
             started,
             _span: span,
             cancelled: false,
@@ -239,7 +243,7 @@ impl<P> Outbox<P> {
     }
 
     fn find(&mut self, seq: Seq) -> Option<&mut OpenFiring<P>> {
-        self.open.iter_mut().find(|firing| firing.item.seq == seq)
+        self.open.iter_mut().find(|firing| firing.seq == seq)
     }
 }
 
@@ -314,6 +318,7 @@ impl<P> OpenFiring<P> {
         let lists = self.lists.into_iter().flatten().collect();
         Closed {
             item: self.item,
+            seq: self.seq,
             started: self.started,
             bytes: self.bytes,
             kept: self.kept,

@@ -73,8 +73,9 @@ impl<P: Payload> Engine<P> {
         bytes: usize,
         deadline: Option<Instant>,
         insist: bool,
+        at_ns: u64,
     ) -> Result<Offered<P>, (PushErrorKind, Vec<P>)> {
-        let ask = Ask { bytes, queue: self.queue.capacity > 0 };
+        let ask = Ask { bytes, queue: self.queue.capacity > 0, at_ns };
         let mut line = lock(&self.queue.line);
         let mut place = self.credits.try_acquire(ask);
         if matches!(place, Err(PushErrorKind::Full)) {
@@ -243,6 +244,6 @@ impl<P: Payload> Engine<P> {
             WhenFull::DropOldest => "the queue of the pipeline was full of newer items",
             _ => "the pipeline and its queue were full",
         };
-        self.settle_queued(item, ItemError::new(ErrorKind::Dropped, message).at(None, item.seq));
+        self.settle_queued(item, ItemError::new(ErrorKind::Dropped, message).at(None, item.seq()));
     }
 }

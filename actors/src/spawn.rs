@@ -362,6 +362,9 @@ impl<P> Ends<P> {
             });
             Region {
                 shape: self.layout.shapes[region].clone(),
+                batched: (0..actors.len())
+                    .filter(inside)
+                    .any(|actor| matches!(actors[actor].role, Role::Batch(_))),
                 entered: Apart(AtomicU64::new(0)),
                 budget: match regions.kinds[region] {
                     Kind::Children { actor, .. } => {

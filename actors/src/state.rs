@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, ItemError};
-use crate::item::{Item, Outcome};
+use crate::item::Item;
 use crate::packet::Seq;
 use crate::payload::Payload;
+use crate::result::Settlement;
 use crate::supervise::panicked;
 use crate::sync::{Arc, Mutex, lock};
 
@@ -77,12 +78,15 @@ impl<P: 'static> Carried<P> {
     }
 
     /// Looks at the result of the item that was in the pipeline.
-    pub(crate) fn carry(&self, seq: Seq, outcome: &Outcome<P>) {
-        let carried = match outcome {
-            Ok(outputs) => self.with_binding(|binding| binding.carry(outputs)),
+    pub(crate) fn carry(&self, seq: Seq, settlement: &Settlement<P>) {
+        let carried = match settlement {
+            Settlement::One(output) => {
+                self.with_binding(|binding| binding.carry(std::slice::from_ref(output)))
+            }
+            Settlement::Whole(Ok(outputs)) => self.with_binding(|binding| binding.carry(outputs)),
             // It left nothing behind, and took nothing away.
-            Err(error) if error.is_filtered() => Ok(()),
-            Err(error) => Err(error.clone()),
+            Settlement::Whole(Err(error)) if error.is_filtered() => Ok(()),
+            Settlement::Whole(Err(error)) => Err(error.clone()),
         };
         if let Err(error) = carried {
             lock(&self.state).lost.get_or_insert(error.at(None, seq));
@@ -165,7 +169,9 @@ impl<P: Payload> Carried<P> {
                 }
             };
             if let Some(lost) = lost {
-                engine.retire(&item, Err(state_lost(lost).at(None, item.seq)));
+                let error = state_lost(lost).at(None, item.seq());
+                let now = engine.time(Instant::now());
+                engine.retire(item, Settlement::Whole(Err(error)), now);
                 continue;
             }
             let bound = match item.skip() {
@@ -180,9 +186,10 @@ impl<P: Payload> Carried<P> {
                     return engine.inject(&item, inputs, now);
                 }
                 Err(error) => {
-                    let error = error.at(None, item.seq);
+                    let error = error.at(None, item.seq());
                     lock(&self.state).lost.get_or_insert(error.clone());
-                    engine.retire(&item, Err(error));
+                    let now = engine.time(Instant::now());
+                    engine.retire(item, Settlement::Whole(Err(error)), now);
                 }
             }
         }

@@ -80,6 +80,11 @@ impl Ring {
         Self { capacity, state: Mutex::new((VecDeque::with_capacity(capacity), 0)) }
     }
 
+    /// Whether it keeps anything.
+    pub(crate) const fn is_on(&self) -> bool {
+        self.capacity > 0
+    }
+
     pub(crate) fn record(&self, seq: u64, start_ns: u64, end_ns: u64) {
         if self.capacity == 0 {
             return;

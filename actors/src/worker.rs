@@ -10,12 +10,12 @@ use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Flags, Inbox, Next, StageWaker};
-use crate::item::Item;
+use crate::item::{Item, Lineage};
 use crate::join::Join;
 use crate::lane::Grant;
-use crate::metrics::{Phase, PipelineState};
+use crate::metrics::{Phase, PipelineState, add};
 use crate::outbox::{Closed, Kept, Outbox};
-use crate::packet::{Delivery, Firing, Message, Work};
+use crate::packet::{Delivery, Firing, Message, Seq, Stamp, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::replica::SharedFactory;
@@ -274,7 +274,7 @@ impl<P: Payload> Actor<P> {
             .filter(|firing| !firing.cancelled && firing.item.skip().is_some())
             .map(|firing| {
                 firing.cancelled = true;
-                firing.item.seq
+                firing.seq
             })
             .collect();
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
@@ -342,13 +342,13 @@ impl<P: Payload> Actor<P> {
         self.cell().meter.held(level);
         let mut inputs = self.outbox.inputs();
         let mut children = Vec::new();
-        let (item, error) = match message {
-            Message::Packet(item, Ok(payload)) => {
+        let (item, stamp, error) = match message {
+            Message::Packet(item, Ok(payload), stamp) => {
                 inputs.push(payload);
-                (item, None)
+                (item, stamp, None)
             }
-            Message::Packet(item, Err(error)) => (item, Some(error)),
-            Message::Ready(item) => {
+            Message::Packet(item, Err(error), stamp) => (item, stamp, Some(error)),
+            Message::Ready(item, number) => {
                 let error = match self.seed.duty {
                     Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
                         Ok(list) => {
@@ -360,11 +360,11 @@ impl<P: Payload> Actor<P> {
                     Duty::Merge => self.choose(&item, &mut inputs),
                     _ => self.match_ports(&item, &mut inputs),
                 };
-                (item, error)
+                (item, Stamp { number, at_ns: 0 }, error)
             }
             Message::Gathered(work) => {
                 self.outbox.recycle(inputs);
-                self.backlog.push_back(work);
+                self.backlog.push_back(*work);
                 return;
             }
             Message::Retry(batch) => return self.retry(&batch),
@@ -378,9 +378,18 @@ impl<P: Payload> Actor<P> {
             }
         };
         if matches!(self.seed.duty, Duty::Batch(_)) {
+            // It lies in its edge until its batch leaves.
+            if let [edge] = *self.seed.arrivals {
+                item.cells.stamp(edge, stamp.at_ns);
+            }
             self.admit_member(item, inputs);
         } else {
-            self.backlog.push_back(Work { item, inputs, children, tries: 0 });
+            let seq = match item.lineage {
+                Lineage::Root => Seq::new(stamp.number),
+                Lineage::Child { .. } | Lineage::Batch { .. } => item.seq(),
+            };
+            let since_ns = stamp.at_ns;
+            self.backlog.push_back(Work { item, seq, since_ns, inputs, children, tries: 0 });
         }
     }
 
@@ -413,26 +422,26 @@ impl<P: Payload> Actor<P> {
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
-            self.pass(&work.item, error);
+            self.pass(&work.item, work.since_ns, error);
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
             let now = self.now.unwrap_or_else(Instant::now);
-            self.leave_edges(&work.item, now);
+            self.leave_edges(&work.item, work.since_ns, now);
             self.cell().meter.fired(now, now, false, None);
             let engine = &self.seed.engine;
             let bytes = engine.weigh(work.inputs.iter().flatten());
             if bytes > 0 {
                 engine.drop_bytes(&work.item, bytes);
             }
-            let at = engine.time(now);
+            let stamp = Stamp { number: work.seq.number(), at_ns: engine.time(now) };
             for payload in work.inputs.into_iter().flatten() {
-                self.send(&work.item, 0, payload, at);
+                self.send(&work.item, 0, payload, stamp);
             }
             self.report_done(&work.item, None);
             return Fired::Yes;
         }
-        let seq = work.item.seq;
+        let seq = work.seq;
         let mut now = self.now.take().unwrap_or_else(Instant::now);
         let lane = &self.cell().lane;
         if self.outbox.count() > 0 {
@@ -448,7 +457,8 @@ impl<P: Payload> Actor<P> {
                     let device = &lane.lanes.device;
                     let message =
                         format!("no lane of device `{device}` is left: stuck threads hold them");
-                    self.pass(&work.item, ItemError::new(ErrorKind::StageDown, message));
+                    let error = ItemError::new(ErrorKind::StageDown, message);
+                    self.pass(&work.item, work.since_ns, error);
                     return Fired::Yes;
                 }
             }
@@ -456,13 +466,13 @@ impl<P: Payload> Actor<P> {
             if let Some(error) = work.item.skip() {
                 lane.release(now);
                 self.cell().meter.enter_at(Phase::Other, now);
-                self.pass(&work.item, error);
+                self.pass(&work.item, work.since_ns, error);
                 return Fired::Yes;
             }
         }
         let started = now;
         self.cell().meter.enter_at(Phase::Busy, started);
-        self.leave_edges(&work.item, started);
+        self.leave_edges(&work.item, work.since_ns, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let engine = &self.seed.engine;
         let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
@@ -485,7 +495,7 @@ impl<P: Payload> Actor<P> {
             deadline: item.deadline,
         };
         let span = FiringSpan::new(&self.cell().name, &self.cell().device, seq);
-        self.outbox.begin(item, started, bytes, kept, span.share());
+        self.outbox.begin(item, seq, started, bytes, kept, span.share());
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -500,22 +510,28 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    /// Passes an item on as an error without computing it.
-    pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+    /// Passes an item on as an error without computing it; it lies in its one edge `since_ns`.
+    pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, since_ns: u64, error: ItemError) {
         let now = Instant::now();
-        self.leave_edges(item, now);
-        spans::dropped(&self.cell().name, item.seq, &error);
+        self.leave_edges(item, since_ns, now);
+        spans::dropped(&self.cell().name, item.seq(), &error);
         self.cell().meter.skipped();
         self.forward_error(item, error, now);
     }
 
     /// Counts an item as gone from the edges that end here: a batch that was made here counts for its
     /// members, and what never lay in them, or left them before, does not count.
-    fn leave_edges(&self, item: &Item<P>, at: Instant) {
+    fn leave_edges(&self, item: &Item<P>, since_ns: u64, at: Instant) {
         let now = self.seed.engine.time(at);
         match &self.seed.duty {
             Duty::Batch(batcher) if item.region == batcher.region => {
                 item.members().iter().for_each(|member| self.leave(member, now));
+            }
+            _ if since_ns > 0 => {
+                if let [waited] = &*self.cell().waited_ns {
+                    add(waited, now.saturating_sub(since_ns));
+                }
+                self.cell().meter.took();
             }
             _ => self.leave(item, now),
         }
@@ -528,7 +544,7 @@ impl<P: Payload> Actor<P> {
             let since = item.cells.unstamp(*edge);
             if since > 0 {
                 lay_there = true;
-                waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+                add(waited, now.saturating_sub(since));
             }
         }
         if lay_there {
@@ -538,7 +554,7 @@ impl<P: Payload> Actor<P> {
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, bytes, kept, outcome, lists } = closed;
+        let Closed { item, seq, started, bytes, kept, outcome, lists } = closed;
         let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
         let ended = Instant::now();
@@ -558,13 +574,14 @@ impl<P: Payload> Actor<P> {
             engine.drop_bytes(&item, handles * bytes);
         }
         let at = engine.time(ended);
-        cell.ring.record(item.seq.number(), engine.time(started), at);
+        cell.ring.record(seq.number(), engine.time(started), at);
         if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
             cell.meter.retried();
             // Among what waits, it keeps the place that its number gives it.
-            let later = self.backlog.iter().position(|work| work.item.seq > item.seq);
+            let later = self.backlog.iter().position(|work| work.seq > seq);
             let place = later.unwrap_or(self.backlog.len());
-            let work = Work { item, inputs: Ok(inputs), children, tries: tries + 1 };
+            let (inputs, tries) = (Ok(inputs), tries + 1);
+            let work = Work { item, seq, since_ns: 0, inputs, children, tries };
             self.backlog.insert(place, work);
             return;
         }
@@ -572,6 +589,7 @@ impl<P: Payload> Actor<P> {
             Ok(outputs) => outputs,
             Err(error) => return self.forward_error(&item, error, ended),
         };
+        let stamp = Stamp { number: seq.number(), at_ns: at };
         match &self.seed.duty {
             Duty::FlatMap { region } => self.fan_out(*region, &item, lists, at),
             Duty::Unbatch { .. } => self.unbatch(&item, lists, at),
@@ -582,12 +600,12 @@ impl<P: Payload> Actor<P> {
                 if let ([targets], None) = (self.seed.routes.as_slice(), self.seed.done) {
                     // The handle itself goes on, so that its count stays as it is.
                     if let Some(payload) = outputs.pop().flatten() {
-                        engine.send(targets, item, payload, at);
+                        engine.send(targets, item, payload, stamp);
                     }
                 } else {
                     for (port, payload) in outputs.drain(..).enumerate() {
                         if let Some(payload) = payload {
-                            self.send(&item, port, payload, at);
+                            self.send(&item, port, payload, stamp);
                         }
                     }
                     self.report_done(&item, None);
@@ -611,7 +629,7 @@ impl<P: Payload> Actor<P> {
                     return self.retry(item);
                 }
                 for member in item.members() {
-                    let error = error.clone().at(None, member.seq);
+                    let error = error.clone().at(None, member.seq());
                     engine.bypass(batcher.region, member, &error);
                 }
             }
@@ -625,7 +643,7 @@ impl<P: Payload> Actor<P> {
                     return;
                 }
                 for member in item.members() {
-                    self.send_error(member, &error.clone().at(None, member.seq), at);
+                    self.send_error(member, &error.clone().at(None, member.seq()), at);
                 }
             }
             _ => self.send_error(item, &error, at),
@@ -654,15 +672,16 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
+    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, stamp: Stamp) {
         if let Some(targets) = self.seed.routes.get(port) {
-            self.seed.engine.send(targets, Arc::clone(item), payload, at_ns);
+            self.seed.engine.send(targets, Arc::clone(item), payload, stamp);
         }
     }
 
     pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError, at_ns: u64) {
+        let stamp = Stamp { number: item.seq().number(), at_ns };
         for targets in &self.seed.routes {
-            self.seed.engine.send_error(targets, item, error, at_ns);
+            self.seed.engine.send_error(targets, item, error, stamp);
         }
         self.report_done(item, Some(error));
     }

@@ -18,9 +18,11 @@ use crate::tensor::{DType, Element, Tensor, cast_to, for_number, is_narrow};
 pub(super) static CAST: OpDef = OpDef {
     name: "Cast",
     domain: "",
-    since: 6,
+    since: 1,
     attributes: &[
         AttributeDef::required("to", AttributeKind::Int),
+        // In words, before version 6.
+        AttributeDef::required("to", AttributeKind::String).until(5),
         AttributeDef::optional("saturate", AttributeKind::Int),
     ],
     inputs: &[Port::required("input", STORED)],
@@ -55,7 +57,31 @@ pub(super) static CAST_LIKE: OpDef = OpDef {
     cases: cast_like_cases,
 };
 
+/// What dtypes were called before version 6.
+const TYPE_NAMES: &[(&str, DType)] = &[
+    ("FLOAT", DType::F32),
+    ("FLOAT16", DType::F16),
+    ("DOUBLE", DType::F64),
+    ("INT8", DType::I8),
+    ("INT16", DType::I16),
+    ("INT32", DType::I32),
+    ("INT64", DType::I64),
+    ("UINT8", DType::U8),
+    ("UINT16", DType::U16),
+    ("UINT32", DType::U32),
+    ("UINT64", DType::U64),
+    ("BOOL", DType::Bool),
+];
+
 fn target(node: &Node) -> Result<DType> {
+    if node.version < 6
+        && let Ok(Some(name)) = node.string("to")
+    {
+        return match TYPE_NAMES.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)) {
+            Some((_, dtype)) => Ok(*dtype),
+            None => bail!(Graph, "attribute `to` is `{name}`, which is no dtype"),
+        };
+    }
     let number = node.required_int("to")?;
     let dtype = i32::try_from(number).ok().and_then(DType::from_onnx);
     match dtype {

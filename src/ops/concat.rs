@@ -6,21 +6,21 @@ use super::def::types::{ANY, I64S};
 use super::movement::{Item, Mover, Strided, produce, walked};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Threads, cost};
 use crate::error::{Result, bail, err};
-use crate::graph::Dim;
+use crate::graph::{Dim, Node};
 use crate::tensor::{Tensor, Value, normalise_axis};
 
 /// Tensors one after the other along an axis.
 pub(super) static CONCAT: OpDef = OpDef {
     name: "Concat",
     domain: "",
-    since: 4,
-    attributes: &[AttributeDef::required("axis", AttributeKind::Int)],
+    since: 1,
+    attributes: &[AttributeDef::optional("axis", AttributeKind::Int)],
     inputs: &[Port::variadic("inputs", ANY, 1)],
     outputs: &[Port::required("concat_result", ANY)],
     infer: infer_concat,
     batch: batch_concat,
     cost: cost::copy,
-    prepare: |p| Ok(Box::new(Concat { axis: p.node.required_int("axis")? })),
+    prepare: |p| Ok(Box::new(Concat { axis: concat_axis(p.node)? })),
     cases: concat_cases,
 };
 
@@ -28,7 +28,7 @@ pub(super) static CONCAT: OpDef = OpDef {
 pub(super) static SPLIT: OpDef = OpDef {
     name: "Split",
     domain: "",
-    since: 2,
+    since: 1,
     attributes: &[
         AttributeDef::optional("axis", AttributeKind::Int),
         AttributeDef::optional("split", AttributeKind::Ints),
@@ -112,6 +112,11 @@ pub(super) fn same_axis_unless(q: &BatchQuery<'_>, axes: &[i64], what: &str) -> 
         }
     }
     q.everywhere(Some(axis))
+}
+
+/// The axis, which may be left out before version 4.
+fn concat_axis(node: &Node) -> Result<i64> {
+    if node.version < 4 { node.int_or("axis", 1) } else { node.required_int("axis") }
 }
 
 #[derive(Debug)]
@@ -269,7 +274,7 @@ impl CpuKernel for Tile {
 }
 
 fn infer_concat(i: &mut Infer<'_>) -> Result<()> {
-    let axis = i.node.required_int("axis")?;
+    let axis = concat_axis(i.node)?;
     let count = i.input_count();
     let mut dtype = None;
     for k in 0..count {
@@ -335,7 +340,7 @@ fn batch_concat(q: &BatchQuery<'_>) -> BatchFlow {
     if axes.len() < q.axes.len() {
         return Err("only some of the inputs that it concatenates carry the batch".to_owned());
     }
-    let at = q.node.required_int("axis").map_err(|e| e.to_string())?;
+    let at = concat_axis(q.node).map_err(|e| e.to_string())?;
     let rank = q.shapes.iter().flatten().map(Vec::len).next();
     let at = match rank {
         Some(rank) => normalise_axis(at, rank).map_err(|e| e.to_string())?,
@@ -411,6 +416,10 @@ fn concat_cases() -> Vec<Case> {
             .input(iota(&[0, 2]))
             .input(iota(&[2, 2]))
             .output(iota(&[2, 2])),
+        Case::new("Concat", 1, "the second axis unless told")
+            .input(iota(&[1, 2]))
+            .input(iota(&[1, 1]))
+            .output(ints(&[1, 3], vec![0, 1, 0])),
         new("one input").attr("axis", 0).input(iota(&[3])).output(iota(&[3])),
         new("bools")
             .attr("axis", 0)

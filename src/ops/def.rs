@@ -44,17 +44,25 @@ pub struct AttributeDef {
     pub kind: AttributeKind,
     /// Whether it must be given.
     pub required: bool,
+    /// The last operator-set version that knows it.
+    pub until: i64,
 }
 
 impl AttributeDef {
     /// An attribute that may be left out.
     pub const fn optional(name: &'static str, kind: AttributeKind) -> Self {
-        Self { name, kind, required: false }
+        Self { name, kind, required: false, until: i64::MAX }
     }
 
     /// An attribute that must be given.
     pub const fn required(name: &'static str, kind: AttributeKind) -> Self {
-        Self { name, kind, required: true }
+        Self { name, kind, required: true, until: i64::MAX }
+    }
+
+    /// The same, known to operator-set versions up to `version` only.
+    #[must_use]
+    pub const fn until(self, version: i64) -> Self {
+        Self { until: version, ..self }
     }
 }
 
@@ -175,17 +183,30 @@ impl OpDef {
     /// # Errors
     /// Words that name the version, attribute, input or dtype.
     pub fn check(&self, node: &Node, dtypes: &[Option<DType>]) -> Result<(), String> {
-        if node.version < self.since {
+        let mut faults = Vec::new();
+        if node.version == Node::UNDECLARED {
+            faults.push(super::registry::undeclared(&node.domain));
+        } else if node.version < self.since {
             return Err(format!(
                 "operator set {} is older than {}, the first one implemented",
                 node.version, self.since
             ));
         }
         for (name, value) in &node.attributes {
-            match self.attributes.iter().find(|a| a.name == name) {
-                None => return Err(format!("attribute `{name}` is not known")),
+            let mut known = self.attributes.iter().filter(|a| a.name == name);
+            let last = known.clone().map(|a| a.until).max();
+            let current = |a: &&AttributeDef| node.version <= a.until;
+            match known.clone().find(|a| current(a) && a.kind.admits(value)).or(known.find(current))
+            {
+                None => faults.push(match last {
+                    None => format!("attribute `{name}` is not known"),
+                    Some(last) => format!(
+                        "attribute `{name}` is of operator sets up to {last}, not {}",
+                        node.version
+                    ),
+                }),
                 Some(def) if !def.kind.admits(value) => {
-                    return Err(format!(
+                    faults.push(format!(
                         "attribute `{name}` is of kind {}, expected {:?}",
                         value.kind(),
                         def.kind
@@ -196,8 +217,11 @@ impl OpDef {
         }
         for def in self.attributes.iter().filter(|d| d.required) {
             if !node.attributes.contains_key(def.name) {
-                return Err(format!("attribute `{}` is missing", def.name));
+                faults.push(format!("attribute `{}` is missing", def.name));
             }
+        }
+        if !faults.is_empty() {
+            return Err(faults.join("; "));
         }
         let given = node.inputs.len() - node.captures.min(node.inputs.len());
         for (i, input) in node.inputs[..given].iter().enumerate() {
@@ -238,4 +262,32 @@ impl OpDef {
 
 fn port(ports: &'static [Port], i: usize) -> Option<&'static Port> {
     ports.get(i).or_else(|| ports.last().filter(|p| matches!(p.kind, PortKind::Variadic(_))))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{Attribute, Fact, Graph};
+    use crate::ops::OpRegistry;
+
+    /// What the check says of an `Add` of this version with the attribute.
+    fn check(version: i64, attribute: (&str, Attribute)) -> Result<(), String> {
+        let mut graph = Graph::new("g");
+        let a = graph.add_input("a", Fact::unknown()).unwrap();
+        let y = graph.add_value("y", Fact::unknown()).unwrap();
+        let node = graph.add_node("add", "Add", [Some(a), Some(a)], [Some(y)]);
+        node.version = version;
+        node.attributes.insert(attribute.0.to_owned(), attribute.1);
+        OpRegistry::default().get("", "Add").unwrap().check(&graph.nodes()[0], &[None, None])
+    }
+
+    #[test]
+    fn an_attribute_ends_with_its_last_version() {
+        assert_eq!(check(6, ("broadcast", 1i64.into())), Ok(()));
+        let late = check(7, ("broadcast", 1i64.into())).unwrap_err();
+        assert!(late.contains("operator sets up to 6, not 7"), "{late}");
+        let kind = check(6, ("broadcast", 1f32.into())).unwrap_err();
+        assert!(kind.contains("expected Int"), "{kind}");
+        let unknown = check(6, ("sideways", 1i64.into())).unwrap_err();
+        assert!(unknown.contains("`sideways` is not known"), "{unknown}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::case::{Case, filled};
 use super::def::types::{BOOLS, FLOATS};
+use super::elementwise::CONSUMED_INPUTS;
 use super::random::Generator;
 use super::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::error::{Result, bail};
@@ -12,8 +13,10 @@ use crate::tensor::{DType, Tensor, cast};
 pub(super) static DROPOUT: OpDef = OpDef {
     name: "Dropout",
     domain: "",
-    since: 7,
+    since: 1,
     attributes: &[
+        CONSUMED_INPUTS,
+        AttributeDef::optional("is_test", AttributeKind::Int).until(6),
         AttributeDef::optional("ratio", AttributeKind::Float),
         AttributeDef::optional("seed", AttributeKind::Int),
     ],
@@ -38,6 +41,9 @@ pub(super) static DROPOUT: OpDef = OpDef {
     },
     cost: cost::copy,
     prepare: |p| {
+        if p.node.version < 7 && p.node.int_or("is_test", 0)? == 0 {
+            bail!(Unsupported, "attribute `is_test` is 0; before version 7 that is training");
+        }
         let seed = p.node.int("seed")?.map(i64::cast_unsigned);
         Ok(Box::new(Dropout { seed, bool_mask: p.node.version >= 10 }))
     },
@@ -98,6 +104,7 @@ fn cases() -> Vec<Case> {
             .attr("ratio", 0.1_f32)
             .input(x())
             .output(x()),
+        Case::new("Dropout", 6, "for the test").attr("is_test", 1).input(x()).output(x()),
         Case::new("Dropout", 13, "in training, none")
             .input(x())
             .input(filled(&[], &[0.0_f32]))

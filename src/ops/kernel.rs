@@ -181,6 +181,13 @@ impl<'a> Io<'a> {
         }
     }
 
+    /// Puts another value in an input's place.
+    pub(in crate::ops) fn put(&mut self, i: usize, value: Value) {
+        if let Some(slot) = self.inputs.get_mut(i) {
+            *slot = Some(value);
+        }
+    }
+
     /// An input that is a tensor, by value.
     ///
     /// # Errors

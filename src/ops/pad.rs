@@ -12,10 +12,12 @@ use crate::tensor::{Tensor, cast, element_count, normalise_axis};
 pub(super) static PAD: OpDef = OpDef {
     name: "Pad",
     domain: "",
-    since: 2,
+    since: 1,
     attributes: &[
         AttributeDef::optional("mode", AttributeKind::String),
         AttributeDef::optional("pads", AttributeKind::Ints),
+        // The name before version 2.
+        AttributeDef::optional("paddings", AttributeKind::Ints).until(1),
         AttributeDef::optional("value", AttributeKind::Float),
     ],
     inputs: &[
@@ -35,7 +37,7 @@ pub(super) static PAD: OpDef = OpDef {
         };
         let rank = q.rank(0).ok_or("its number of axes is not known")?;
         let listed = |k: usize| q.ints.get(k).and_then(Clone::clone);
-        let pads = match q.node.ints("pads").map_err(|e| e.to_string())? {
+        let pads = match attribute(q.node).map_err(|e| e.to_string())? {
             Some(pads) => pads.to_vec(),
             None => listed(1).ok_or("how it pads is not known")?,
         };
@@ -51,7 +53,7 @@ pub(super) static PAD: OpDef = OpDef {
     },
     cost: cost::copy,
     prepare: |p| {
-        let pads = p.node.ints("pads")?.map(<[i64]>::to_vec);
+        let pads = attribute(p.node)?.map(<[i64]>::to_vec);
         if pads.is_none() && !p.has(1) {
             bail!(Graph, "Pad needs its `pads`");
         }
@@ -66,6 +68,11 @@ enum Mode {
     Reflect,
     Edge,
     Wrap,
+}
+
+/// The pads as attribute, of the versions before 11.
+fn attribute(node: &Node) -> Result<Option<&[i64]>> {
+    node.ints(if node.version < 2 { "paddings" } else { "pads" })
 }
 
 fn mode(node: &Node) -> Result<Mode> {
@@ -285,9 +292,8 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
         i.set(0, dtype, None);
         return Ok(());
     };
-    let attribute = i.node.ints("pads")?;
-    let attribute =
-        attribute.map(|v| v.iter().map(|n| crate::graph::Dim::fixed(*n)).collect::<Vec<_>>());
+    let attribute = attribute(i.node)?
+        .map(|v| v.iter().map(|n| crate::graph::Dim::fixed(*n)).collect::<Vec<_>>());
     let axes = if i.has(3) { i.ints(3).map(Some) } else { Some(None) };
     let pads = attribute.or_else(|| i.elements(1)).zip(axes);
     let shape = match pads {
@@ -337,6 +343,10 @@ fn cases() -> Vec<Case> {
             .constant(v(&[1, 0, 0, 0]))
             .constant(Tensor::scalar(7.0_f32))
             .output(of(&[1, 2], vec![7.0_f32, 7.0])),
+        Case::new("Pad", 1, "in the first version")
+            .attr("paddings", vec![0, 1, 0, 0])
+            .input(of(&[1, 1], vec![1.0_f32]))
+            .output(of(&[1, 2], vec![0.0_f32, 1.0])),
         Case::new("Pad", 2, "as attributes")
             .attr("pads", vec![0, 1, 0, 0])
             .attr("value", 0.5_f32)

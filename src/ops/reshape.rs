@@ -3,6 +3,7 @@
 use super::batch::{BatchFlow, BatchQuery};
 use super::case::{Case, iota};
 use super::def::types::{ANY, I64S};
+use super::elementwise::CONSUMED_INPUTS;
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, cost};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
@@ -12,14 +13,24 @@ use crate::tensor::{Tensor, normalise_axis};
 pub(super) static RESHAPE: OpDef = OpDef {
     name: "Reshape",
     domain: "",
-    since: 5,
-    attributes: &[AttributeDef::optional("allowzero", AttributeKind::Int)],
-    inputs: &[Port::required("data", ANY), Port::required("shape", I64S)],
+    since: 1,
+    attributes: &[
+        AttributeDef::optional("allowzero", AttributeKind::Int),
+        AttributeDef::optional("shape", AttributeKind::Ints).until(4),
+        CONSUMED_INPUTS,
+    ],
+    inputs: &[Port::required("data", ANY), Port::optional("shape", I64S)],
     outputs: &[Port::required("reshaped", ANY)],
     infer: infer_reshape,
     batch: reshaped,
     cost: cost::free,
-    prepare: |p| Ok(Box::new(Reshape { allow_zero: p.node.int_or("allowzero", 0)? != 0 })),
+    prepare: |p| {
+        let attribute = p.node.ints("shape")?.map(<[i64]>::to_vec);
+        if attribute.is_none() && !p.has(1) {
+            bail!(Graph, "Reshape needs its `shape`");
+        }
+        Ok(Box::new(Reshape { attribute, allow_zero: p.node.int_or("allowzero", 0)? != 0 }))
+    },
     cases: reshape_cases,
 };
 
@@ -87,12 +98,17 @@ pub(super) static UNSQUEEZE: OpDef = OpDef {
 
 #[derive(Debug)]
 struct Reshape {
+    /// The shape before version 5.
+    attribute: Option<Vec<i64>>,
     allow_zero: bool,
 }
 
 impl CpuKernel for Reshape {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
-        let target = io.tensor(1)?.to_i64s()?;
+        let target = match &self.attribute {
+            Some(shape) => shape.clone(),
+            None => io.tensor(1)?.to_i64s()?,
+        };
         let x = io.take_tensor(0)?;
         let shape = resolve(&target, x.shape(), self.allow_zero)?;
         io.emit(x.reshape(shape)?);
@@ -234,7 +250,8 @@ fn infer_reshape(i: &mut Infer<'_>) -> Result<()> {
     let dtype = i.dtype(0);
     let copies = i.node.int_or("allowzero", 0)? == 0;
     let from = i.shape(0);
-    let Some(target) = i.elements(1) else {
+    let attribute = i.node.ints("shape")?.map(|s| s.iter().map(|n| Dim::fixed(*n)).collect());
+    let Some(target) = attribute.or_else(|| i.elements(1)) else {
         let rank = i.shape(1).and_then(|s| s.first()?.as_extent());
         let shape = rank.map(|r| i.fresh_shape(r));
         i.set(0, dtype, shape);
@@ -412,6 +429,10 @@ fn reshape_cases() -> Vec<Case> {
             .input(iota(&[2, 3, 4]))
             .constant(Tensor::of_i64(&[0, -1]))
             .output(iota(&[2, 12])),
+        Case::new("Reshape", 1, "shape as an attribute")
+            .attr("shape", vec![-1, 2])
+            .input(iota(&[2, 3]))
+            .output(iota(&[3, 2])),
         new("shape at run time")
             .input(iota(&[2, 3]))
             .input(Tensor::of_i64(&[3, 1, 2]))

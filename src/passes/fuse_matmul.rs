@@ -215,4 +215,19 @@ mod tests {
         g.set_outputs([y]);
         assert_eq!(fuse(g), ["MatMul", "Add"]);
     }
+
+    #[test]
+    fn a_bias_that_is_broadcast_as_before_operator_set_7_stays() {
+        let (mut g, x) = start();
+        let w = g.add_constant("w", numbers(&[4, 3], 3)).unwrap();
+        let b = g.add_constant("b", numbers(&[3], 2)).unwrap();
+        let p = node(&mut g, "MatMul", &[x, w]);
+        let y = node(&mut g, "Add", &[p, b]);
+        let add = g.nodes.last_mut().unwrap();
+        add.version = 6;
+        add.attributes.insert("broadcast".to_owned(), 1_i64.into());
+        add.attributes.insert("axis".to_owned(), 1_i64.into());
+        g.set_outputs([y]);
+        assert_eq!(fuse(g), ["MatMul", "Add"]);
+    }
 }

@@ -46,9 +46,10 @@ pub(super) fn output(node: &Node) -> Option<ValueId> {
     (made.next().is_none() && node.outputs.first() == Some(&Some(first))).then_some(first)
 }
 
-/// Whether it is this operator of ai.onnx.
+/// Whether it is this operator of ai.onnx, with operands that are broadcast as since operator
+/// set 7.
 pub(super) fn is(node: &Node, op: &str) -> bool {
-    node.op == op && node.domain.is_empty()
+    node.op == op && node.domain.is_empty() && !node.attributes.contains_key("broadcast")
 }
 
 /// The input's constant contents as f32.

@@ -83,6 +83,10 @@ fn refusal(node: &Node, facts: &[Option<Fact>], limit: u64) -> Option<String> {
     }
     let rank = facts.first().and_then(Option::as_ref).and_then(Fact::rank);
     let attribute = |name: &str| node.int_or(name, 0).unwrap_or(1);
+    if node.domain.is_empty() && node.version < 7 && (attribute("broadcast") != 0 || op == "PRelu")
+    {
+        return Some("it does not broadcast as before operator set 7".to_owned());
+    }
     match op {
         "Conv" | "FusedConv" | "MaxPool" | "AveragePool" => match rank {
             Some(3 | 4) => {}
@@ -97,6 +101,9 @@ fn refusal(node: &Node, facts: &[Option<Fact>], limit: u64) -> Option<String> {
         }
         "BatchNormalization" if attribute("training_mode") != 0 => {
             Some("it does not train".to_owned())
+        }
+        "BatchNormalization" if node.int_or("spatial", 1).unwrap_or(0) == 0 => {
+            Some("it normalises by channel, not by element".to_owned())
         }
         "Gelu" if node.string("approximate").ok().flatten().is_some_and(|a| a != "none") => {
             Some("it has no approximate Gelu".to_owned())

@@ -138,7 +138,7 @@ fn what_cannot_be_read_is_an_error_that_names_it() {
         ("gguf://m.safetensors#w", K::Format, &["m.safetensors"]),
         ("gguf://m.gguf#iq", K::Unsupported, &["`iq`", "IQ1_S"]),
         ("gguf://gone.gguf#w", K::Io, &["gone.gguf"]),
-        ("gguf://.#w", K::Io, &["regular file"]),
+        ("gguf://.#w", K::Io, &["is a folder"]),
         ("file:///dev/zero", K::Io, &["regular file"]),
         ("file://odd.bin", K::Format, &["7 bytes"]),
         ("file://w.bin?shape=2", K::Shape, &["8 bytes", "24"]),

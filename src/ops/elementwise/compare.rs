@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use super::{Broadcast, follow, same_dtype, same_dtypes, wide};
+use super::{Broadcast, follow, limited, same_dtype, same_dtypes, wide};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::def::types::{ANY, BOOLS, NUMBERS};
-use crate::ops::{CpuKernel, Infer, Io, OpDef, Port, batch, cost};
+use crate::ops::{CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Tensor, cast, for_dtypes};
 
 trait Comparison: fmt::Debug + Send + Sync + 'static {
@@ -105,7 +105,7 @@ fn infer_comparison(
     apart: Option<bool>,
 ) -> Result<()> {
     let dtype = same_dtypes(i, 0..2)?;
-    let shape = i.broadcast(&[0, 1])?;
+    let shape = limited::broadcast(i)?;
     let elements = follow(i, dtype, |a, b| {
         let difference = a.clone() - b.clone();
         let decided = match difference.as_fixed() {
@@ -126,7 +126,7 @@ fn infer_comparison(
 }
 
 fn infer_logic(i: &mut Infer<'_>) -> Result<()> {
-    let shape = i.broadcast(&[0, 1])?;
+    let shape = limited::broadcast(i)?;
     i.set(0, Some(DType::Bool), shape);
     Ok(())
 }
@@ -139,40 +139,40 @@ macro_rules! table {
             name: $name,
             domain: "",
             since: $since,
-            attributes: &[],
+            attributes: if $since < 7 { limited::ATTRIBUTES } else { &[] },
             inputs: &[Port::required("A", $types), Port::required("B", $types)],
             outputs: &[Port::required("C", BOOLS)],
             infer: $infer,
-            batch: batch::elementwise,
+            batch: limited::batch,
             cost: cost::elementwise,
-            prepare: |_| Ok(Box::new($kernel)),
+            prepare: |p| limited::prepare(p, $kernel),
             cases: $cases,
         };
     )* };
 }
 table! {
     /// Whether elements are equal.
-    EQUAL "Equal" since 7 ANY, |i| infer_comparison(i, |o| o.is_eq(), Some(false)),
+    EQUAL "Equal" since 1 ANY, |i| infer_comparison(i, |o| o.is_eq(), Some(false)),
         Compare(Equal), equal_cases;
     /// `A < B`.
-    LESS "Less" since 7 NUMBERS, |i| infer_comparison(i, |o| o.is_lt(), None),
+    LESS "Less" since 1 NUMBERS, |i| infer_comparison(i, |o| o.is_lt(), None),
         Compare(Less), less_cases;
     /// `A <= B`.
     LESS_OR_EQUAL "LessOrEqual" since 12 NUMBERS, |i| infer_comparison(i, |o| o.is_le(), None),
         Compare(LessOrEqual), less_or_equal_cases;
     /// `A > B`.
-    GREATER "Greater" since 7 NUMBERS, |i| infer_comparison(i, |o| o.is_gt(), None),
+    GREATER "Greater" since 1 NUMBERS, |i| infer_comparison(i, |o| o.is_gt(), None),
         Compare(Greater), greater_cases;
     /// `A >= B`.
     GREATER_OR_EQUAL "GreaterOrEqual" since 12 NUMBERS,
         |i| infer_comparison(i, |o| o.is_ge(), None), Compare(GreaterOrEqual),
         greater_or_equal_cases;
     /// Whether both hold.
-    AND "And" since 7 BOOLS, infer_logic, Logic(|a, b| a & b), and_cases;
+    AND "And" since 1 BOOLS, infer_logic, Logic(|a, b| a & b), and_cases;
     /// Whether one or both hold.
-    OR "Or" since 7 BOOLS, infer_logic, Logic(|a, b| a | b), or_cases;
+    OR "Or" since 1 BOOLS, infer_logic, Logic(|a, b| a | b), or_cases;
     /// Whether exactly one holds.
-    XOR "Xor" since 7 BOOLS, infer_logic, Logic(|a, b| a ^ b), xor_cases;
+    XOR "Xor" since 1 BOOLS, infer_logic, Logic(|a, b| a ^ b), xor_cases;
 }
 
 /// Floats with NaN, i64 where f64 would not tell them apart, and a broadcast f16 scalar.

@@ -6,17 +6,22 @@ mod broadcast;
 mod cases;
 mod compare;
 mod float;
+mod limited;
 mod number;
+mod power;
 mod predicate;
 mod select;
 mod unary;
+mod variadic;
 
-pub(super) use arithmetic::{ADD, DIV, MAX, MEAN, MIN, MOD, MUL, POW, PRELU, SUB, SUM};
+pub(super) use arithmetic::{ADD, DIV, MOD, MUL, PRELU, SUB};
 pub(super) use bitwise::{BIT_SHIFT, BITWISE_AND, BITWISE_NOT, BITWISE_OR, BITWISE_XOR};
 pub(super) use broadcast::{Broadcast, spread, spread_work};
 pub(super) use compare::{AND, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, OR, XOR};
 pub(super) use float::Float;
+pub(super) use limited::CONSUMED_INPUTS;
 pub(super) use number::Number;
+pub(super) use power::POW;
 pub(super) use predicate::{IS_INF, IS_NAN, NOT};
 pub(super) use select::{CLIP, WHERE};
 pub(super) use unary::{
@@ -24,6 +29,7 @@ pub(super) use unary::{
     HARD_SIGMOID, HARD_SWISH, LEAKY_RELU, LOG, MISH, NEG, RECIPROCAL, RELU, ROUND, SELU, SHRINK,
     SIGMOID, SIGN, SIN, SINH, SOFTPLUS, SOFTSIGN, SQRT, TAN, TANH, THRESHOLDED_RELU,
 };
+pub(super) use variadic::{MAX, MEAN, MIN, SUM};
 
 use super::{Infer, Io};
 use crate::error::{Result, bail};

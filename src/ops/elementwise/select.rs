@@ -1,5 +1,6 @@
 //! `Where` and `Clip`.
 
+use super::limited::CONSUMED_INPUTS;
 use super::number::Number;
 use super::{Broadcast, fits, for_wide, same_dtype, same_dtypes, spread, wide, writable};
 use crate::error::{Result, bail, err};
@@ -115,8 +116,9 @@ fn select<T: bytemuck::Pod + Send + Sync>(
 pub(in crate::ops) static CLIP: OpDef = OpDef {
     name: "Clip",
     domain: "",
-    since: 6,
+    since: 1,
     attributes: &[
+        CONSUMED_INPUTS,
         AttributeDef::optional("min", AttributeKind::Float),
         AttributeDef::optional("max", AttributeKind::Float),
     ],

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::cases::unary as cases;
 use super::float::Float;
+use super::limited::CONSUMED_INPUTS;
 use super::number::Number;
 use super::{fits, for_wide, spread, writable};
 use crate::error::{Result, bail};
@@ -102,9 +103,10 @@ macro_rules! maps {
             name: $name,
             domain: "",
             since: $since,
-            attributes: &[$(
-                AttributeDef::optional(stringify!($attr), AttributeKind::Float)
-            ),*],
+            attributes: &[
+                CONSUMED_INPUTS,
+                $(AttributeDef::optional(stringify!($attr), AttributeKind::Float)),*
+            ],
             inputs: &[Port::required("X", $types)],
             outputs: &[Port::required("Y", $types)],
             infer: $infer,
@@ -124,34 +126,34 @@ fn constant<T: Number>(attribute: f32) -> T {
 
 maps! { FloatMap OfFloats Float FLOATS:
     /// e to the power.
-    EXP Exp "Exp" since 6 transcendental () |xs| T::exp_all(xs), infer_same;
+    EXP Exp "Exp" since 1 transcendental () |xs| T::exp_all(xs), infer_same;
     /// The natural logarithm.
-    LOG Log "Log" since 6 transcendental () |xs| T::log_all(xs), infer_same;
+    LOG Log "Log" since 1 transcendental () |xs| T::log_all(xs), infer_same;
     /// The hyperbolic tangent.
-    TANH Tanh "Tanh" since 6 transcendental () |xs| T::tanh_all(xs), infer_same;
+    TANH Tanh "Tanh" since 1 transcendental () |xs| T::tanh_all(xs), infer_same;
     /// `1 / (1 + e^-x)`.
-    SIGMOID Sigmoid "Sigmoid" since 6 transcendental () |xs| T::sigmoid_all(xs), infer_same;
+    SIGMOID Sigmoid "Sigmoid" since 1 transcendental () |xs| T::sigmoid_all(xs), infer_same;
     /// The error function.
     ERF Erf "Erf" since 9 transcendental () |xs| T::erf_all(xs), infer_same;
     /// The square root.
-    SQRT Sqrt "Sqrt" since 6 elementwise () |xs| each(xs, T::sqrt), infer_same;
+    SQRT Sqrt "Sqrt" since 1 elementwise () |xs| each(xs, T::sqrt), infer_same;
     /// `1 / x`.
-    RECIPROCAL Reciprocal "Reciprocal" since 6 elementwise ()
+    RECIPROCAL Reciprocal "Reciprocal" since 1 elementwise ()
         |xs| each(xs, |x| T::ONE.over(x)), infer_same;
     /// The next whole number below.
-    FLOOR Floor "Floor" since 6 elementwise () |xs| each(xs, T::floor), infer_same;
+    FLOOR Floor "Floor" since 1 elementwise () |xs| each(xs, T::floor), infer_same;
     /// The next whole number above.
-    CEIL Ceil "Ceil" since 6 elementwise () |xs| each(xs, T::ceil), infer_same;
+    CEIL Ceil "Ceil" since 1 elementwise () |xs| each(xs, T::ceil), infer_same;
     /// The nearest whole number, the even one of two.
     ROUND Round "Round" since 11 elementwise () |xs| each(xs, T::round_even), infer_same;
     /// `x`, below zero `alpha x`.
-    LEAKY_RELU LeakyRelu "LeakyRelu" since 6 elementwise (alpha = 0.01)
+    LEAKY_RELU LeakyRelu "LeakyRelu" since 1 elementwise (alpha = 0.01)
         |xs| each(xs, |x| if x < T::ZERO { x.times(alpha) } else { x }), infer_same;
     /// `x` where it is above alpha, else 0.
     THRESHOLDED_RELU ThresholdedRelu "ThresholdedRelu" since 10 elementwise (alpha = 1.0)
         |xs| each(xs, |x| if x > alpha { x } else { T::ZERO }), infer_same;
     /// `alpha x + beta` between 0 and 1.
-    HARD_SIGMOID HardSigmoid "HardSigmoid" since 6 elementwise (alpha = 0.2, beta = 0.5)
+    HARD_SIGMOID HardSigmoid "HardSigmoid" since 1 elementwise (alpha = 0.2, beta = 0.5)
         |xs| each(xs, |x| between(x.times(alpha).plus(beta), T::ONE)), infer_same;
     /// `x` times the hard sigmoid `x / 6 + 1 / 2`.
     HARD_SWISH HardSwish "HardSwish" since 14 elementwise ()
@@ -160,10 +162,10 @@ maps! { FloatMap OfFloats Float FLOATS:
             each(xs, |x| x.times(between(x.plus(three), six)).over(six));
         }, infer_same;
     /// `x`, below zero `alpha (e^x - 1)`.
-    ELU Elu "Elu" since 6 transcendental (alpha = 1.0)
+    ELU Elu "Elu" since 1 transcendental (alpha = 1.0)
         |xs| each(xs, |x| if x < T::ZERO { alpha.times(x.exp_m1()) } else { x }), infer_same;
     /// `gamma x`, below zero `gamma alpha (e^x - 1)`.
-    SELU Selu "Selu" since 6 transcendental (alpha = 1.673_263_2, gamma = 1.050_701)
+    SELU Selu "Selu" since 1 transcendental (alpha = 1.673_263_2, gamma = 1.050_701)
         |xs| each(xs, |x| {
             gamma.times(if x < T::ZERO { alpha.times(x.exp_m1()) } else { x })
         }), infer_same;
@@ -217,13 +219,13 @@ maps! { FloatMap OfFloats Float FLOATS:
 
 maps! { NumberMap OfNumbers Number NUMBERS:
     /// `-x`.
-    NEG Neg "Neg" since 6 elementwise () |xs| each(xs, T::negative),
+    NEG Neg "Neg" since 1 elementwise () |xs| each(xs, T::negative),
         |i| infer_followed(i, |d| match d.as_fixed() {
             Some(v) => v.checked_neg().map(Dim::fixed),
             None => Some(Dim::fixed(0) - d.clone()),
         });
     /// `|x|`.
-    ABS Abs "Abs" since 6 elementwise () |xs| each(xs, T::magnitude),
+    ABS Abs "Abs" since 1 elementwise () |xs| each(xs, T::magnitude),
         |i| infer_followed(i, |d| match d.as_fixed() {
             Some(v) => v.checked_abs().map(Dim::fixed),
             None => d.is_non_negative().then(|| d.clone()),
@@ -232,7 +234,7 @@ maps! { NumberMap OfNumbers Number NUMBERS:
     SIGN Sign "Sign" since 9 elementwise () |xs| each(xs, T::sign),
         |i| infer_followed(i, |d| d.as_fixed().map(|v| Dim::fixed(v.signum())));
     /// `x`, below zero 0.
-    RELU Relu "Relu" since 6 elementwise ()
+    RELU Relu "Relu" since 1 elementwise ()
         |xs| each(xs, |x| if x < T::ZERO { T::ZERO } else { x }),
         |i| infer_followed(i, |d| Some(d.larger(&Dim::fixed(0))));
 }

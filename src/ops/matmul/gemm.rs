@@ -21,13 +21,15 @@ const ALPHA: AttributeDef = AttributeDef::optional("alpha", AttributeKind::Float
 const BETA: AttributeDef = AttributeDef::optional("beta", AttributeKind::Float);
 const TRANS_A: AttributeDef = AttributeDef::optional("transA", AttributeKind::Int);
 const TRANS_B: AttributeDef = AttributeDef::optional("transB", AttributeKind::Int);
+/// Once allowed C to be broadcast, which it now always may.
+const BROADCAST: AttributeDef = AttributeDef::optional("broadcast", AttributeKind::Int).until(6);
 
 /// `alpha · A' · B' + beta · C` of matrices, each perhaps transposed.
 pub(in crate::ops) static GEMM: OpDef = OpDef {
     name: "Gemm",
     domain: "",
-    since: 7,
-    attributes: &[ALPHA, BETA, TRANS_A, TRANS_B],
+    since: 1,
+    attributes: &[ALPHA, BETA, TRANS_A, TRANS_B, BROADCAST],
     inputs: &[Port::required("A", TYPES), Port::required("B", TYPES), Port::optional("C", TYPES)],
     outputs: &[Port::required("Y", TYPES)],
     infer,

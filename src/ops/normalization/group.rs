@@ -4,7 +4,7 @@ use super::moments;
 use crate::error::{Result, bail};
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::def::types::FLOATS;
-use crate::ops::elementwise::{Float, spread_work, writable};
+use crate::ops::elementwise::{CONSUMED_INPUTS, Float, spread_work, writable};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
 use crate::tensor::{DType, Tensor, cast};
 
@@ -12,8 +12,8 @@ use crate::tensor::{DType, Tensor, cast};
 pub(in crate::ops) static INSTANCE_NORMALIZATION: OpDef = OpDef {
     name: "InstanceNormalization",
     domain: "",
-    since: 6,
-    attributes: &[AttributeDef::optional("epsilon", AttributeKind::Float)],
+    since: 1,
+    attributes: &[CONSUMED_INPUTS, AttributeDef::optional("epsilon", AttributeKind::Float)],
     inputs: &[
         Port::required("input", FLOATS),
         Port::required("scale", FLOATS),

@@ -74,8 +74,11 @@ pub(in crate::ops) static GLOBAL_MAX_POOL: OpDef = OpDef {
 pub(in crate::ops) static GLOBAL_LP_POOL: OpDef = OpDef {
     name: "GlobalLpPool",
     domain: "",
-    since: 2,
-    attributes: &[AttributeDef::optional("p", AttributeKind::Int)],
+    since: 1,
+    attributes: &[
+        AttributeDef::optional("p", AttributeKind::Int),
+        AttributeDef::optional("p", AttributeKind::Float).until(1),
+    ],
     inputs: &[Port::required("X", FLOATS)],
     outputs: &[Port::required("Y", FLOATS)],
     infer,
@@ -87,6 +90,10 @@ pub(in crate::ops) static GLOBAL_LP_POOL: OpDef = OpDef {
             Case::new("GlobalLpPool", 13, "p = 2")
                 .input(filled(&[1, 2, 2], &[3.0_f32, -4.0, 0.0, 2.0]))
                 .output(filled(&[1, 2, 1], &[5.0_f32, 2.0])),
+            Case::new("GlobalLpPool", 1, "p as a float")
+                .attr("p", 1.0_f32)
+                .input(filled(&[1, 1, 2], &[3.0_f32, -4.0]))
+                .output(filled(&[1, 1, 1], &[7.0_f32])),
             Case::new("GlobalLpPool", 13, "p = 1, f64")
                 .attr("p", 1)
                 .input(filled(&[1, 1, 2], &[3.0_f64, -4.0]))

@@ -3,7 +3,7 @@
 use super::batch;
 use super::plain::{Ordered, Planes};
 use crate::error::{Result, bail};
-use crate::graph::Dim;
+use crate::graph::{Attribute, Dim};
 use crate::kernels::{AveragePool, Window, average_pool2d, max_pool2d};
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::cost::{Cost, CostQuery};
@@ -74,7 +74,7 @@ pub(in crate::ops) static AVERAGE_POOL: OpDef = OpDef {
 pub(in crate::ops) static LP_POOL: OpDef = OpDef {
     name: "LpPool",
     domain: "",
-    since: 2,
+    since: 1,
     attributes: &[
         KERNEL_SHAPE,
         STRIDES,
@@ -83,6 +83,7 @@ pub(in crate::ops) static LP_POOL: OpDef = OpDef {
         AUTO_PAD,
         CEIL_MODE,
         AttributeDef::optional("p", AttributeKind::Int),
+        AttributeDef::optional("p", AttributeKind::Float).until(1),
     ],
     inputs: &[Port::required("X", FLOATS)],
     outputs: &[Port::required("Y", FLOATS)],
@@ -95,7 +96,11 @@ pub(in crate::ops) static LP_POOL: OpDef = OpDef {
 
 /// The attribute `p`, at least 1.
 pub(super) fn norm(p: &Prepare<'_>) -> Result<i32> {
-    let value = p.node.int_or("p", 2)?;
+    let value = match p.node.attributes.get("p") {
+        Some(Attribute::Float(p)) if p.fract() == 0.0 => *p as i64,
+        Some(Attribute::Float(p)) => bail!(Unsupported, "attribute `p` is {p}, no whole number"),
+        _ => p.node.int_or("p", 2)?,
+    };
     match i32::try_from(value) {
         Ok(n) if n > 0 => Ok(n),
         _ => bail!(Graph, "attribute `p` is {value}, expected at least 1"),

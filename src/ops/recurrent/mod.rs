@@ -28,6 +28,8 @@ macro_rules! shared_attributes {
         AttributeDef::optional("direction", AttributeKind::String),
         AttributeDef::optional("hidden_size", AttributeKind::Int),
         AttributeDef::optional("layout", AttributeKind::Int),
+        // Whether there is an output Y, which the node's list of outputs says as well.
+        AttributeDef::optional("output_sequence", AttributeKind::Int).until(6),
         $($more),*
     ] };
 }
@@ -36,7 +38,7 @@ macro_rules! shared_attributes {
 pub(super) static LSTM: OpDef = OpDef {
     name: "LSTM",
     domain: "",
-    since: 7,
+    since: 1,
     attributes: shared_attributes!(AttributeDef::optional("input_forget", AttributeKind::Int)),
     inputs: &[
         Port::required("X", FLOATS),
@@ -67,7 +69,7 @@ pub(super) static LSTM: OpDef = OpDef {
 pub(super) static GRU: OpDef = OpDef {
     name: "GRU",
     domain: "",
-    since: 7,
+    since: 1,
     attributes: shared_attributes!(AttributeDef::optional(
         "linear_before_reset",
         AttributeKind::Int
@@ -88,7 +90,7 @@ pub(super) static GRU: OpDef = OpDef {
 pub(super) static RNN: OpDef = OpDef {
     name: "RNN",
     domain: "",
-    since: 7,
+    since: 1,
     attributes: shared_attributes!(),
     inputs: SHORT_INPUTS,
     outputs: &[Port::optional("Y", FLOATS), Port::optional("Y_h", FLOATS)],

@@ -368,6 +368,11 @@ pub(super) fn upsample() -> Vec<Case> {
             .input(counted(&[1, 1, 2, 3]))
             .constant(scales(&[1.0, 1.0, 2.0, 2.0]))
             .output(filled(&[1, 1, 4, 6], &TWICE)),
+        Case::new("Upsample", 1, "nearest, height and width")
+            .attr("height_scale", 2.0_f32)
+            .attr("width_scale", 2.0_f32)
+            .input(counted(&[1, 1, 2, 3]))
+            .output(filled(&[1, 1, 4, 6], &TWICE)),
         Case::new("Upsample", 7, "linear, scales as an attribute")
             .attr("mode", "linear")
             .attr("scales", vec![1.0_f32, 1.0, 1.0, 2.0])

@@ -50,10 +50,12 @@ pub(super) static RESIZE: OpDef = OpDef {
 pub(super) static UPSAMPLE: OpDef = OpDef {
     name: "Upsample",
     domain: "",
-    since: 7,
+    since: 1,
     attributes: &[
         AttributeDef::optional("mode", AttributeKind::String),
         AttributeDef::optional("scales", AttributeKind::Floats),
+        AttributeDef::optional("height_scale", AttributeKind::Float).until(6),
+        AttributeDef::optional("width_scale", AttributeKind::Float).until(6),
     ],
     inputs: &[Port::required("X", ALL), Port::optional("scales", &[DType::F32])],
     outputs: &[Port::required("Y", ALL)],
@@ -77,6 +79,17 @@ fn ports(node: &Node) -> Ports {
     } else {
         Ports { roi: Some(1), scales: 2, sizes: Some(3) }
     }
+}
+
+/// The scales as attributes: of every axis, or before version 7 of height and width.
+fn scales_attribute(node: &Node) -> Result<Option<Vec<f32>>> {
+    if node.op == "Upsample" && node.version < 7 {
+        let scale = |name: &str| {
+            node.float(name)?.ok_or_else(|| err!(Missing, "attribute `{name}` is missing"))
+        };
+        return Ok(Some(vec![1.0, 1.0, scale("height_scale")?, scale("width_scale")?]));
+    }
+    Ok(node.floats("scales")?.map(<[f32]>::to_vec))
 }
 
 /// How sizes are understood.
@@ -197,8 +210,8 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
     let ports = ports(i.node);
     let axes = axes_of(i.node, x.len())?;
     let policy = Policy::read(i.node)?;
-    let scales = match i.node.floats("scales")? {
-        Some(s) => Some(s.to_vec()),
+    let scales = match scales_attribute(i.node)? {
+        Some(s) => Some(s),
         None => match i.constant(ports.scales) {
             Some(t) if t.dtype() == DType::F32 => Some(t.as_slice::<f32>()?.to_vec()),
             _ => None,
@@ -322,7 +335,7 @@ impl Resize {
             coordinates,
             policy: Policy::read(node)?,
             axes: node.ints("axes")?.map(<[i64]>::to_vec),
-            scales: node.floats("scales")?.map(<[f32]>::to_vec),
+            scales: scales_attribute(node)?,
             exclude_outside: node.int_or("exclude_outside", 0)? != 0,
             antialias: node.int_or("antialias", 0)? != 0,
             extrapolation: node.float_or("extrapolation_value", 0.0)?,
