@@ -1,8 +1,7 @@
 //! Reading the model that a command line names.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -23,8 +22,8 @@ pub(super) fn load(path: &Path, console: &Console) -> Result<Graph> {
 
 /// The SHA-256 of a file, in hexadecimal.
 pub(super) fn sha256(path: &Path) -> Result<String> {
-    let hash = || -> io::Result<String> {
-        let mut file = File::open(path)?;
+    let hash = || -> Result<String> {
+        let mut file = import::open_file(path)?;
         let mut hasher = Sha256::new();
         let mut buffer = vec![0_u8; 1 << 20];
         loop {
@@ -40,7 +39,7 @@ pub(super) fn sha256(path: &Path) -> Result<String> {
         }
         Ok(text)
     };
-    hash().map_err(|e| err!(Io, "cannot read `{}`", path.display()).with_source(e))
+    hash().map_err(|e| e.within(&format!("`{}`", path.display())))
 }
 
 /// Writes a file whole.

@@ -193,18 +193,34 @@ pub fn from_bytes(bytes: &[u8], folder: Option<&Path>, limits: &Limits) -> Resul
 #[cfg(feature = "onnx")]
 const MAPPED_FROM: u64 = 256 << 20;
 
-fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
+/// Opens a regular file. A pipe is refused before it is opened, which would wait for a writer.
+pub(crate) fn open_file(path: &Path) -> Result<File> {
+    let refuse = |m: &std::fs::Metadata| {
+        if m.is_dir() {
+            return Err(err!(Io, "is a folder").with_help("name the file in it"));
+        }
+        if !m.is_file() {
+            return Err(err!(Io, "is not a regular file")
+                .with_help("write what comes from a pipe or a device to a file first"));
+        }
+        Ok(())
+    };
+    refuse(&std::fs::metadata(path)?)?;
     let file = File::open(path)?;
+    // Another may have taken its place meanwhile.
+    refuse(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
+    let file = open_file(path)?;
     let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        return Err(err!(Io, "is a folder").with_help("name the model file in it"));
-    }
     let max = limits.max_bytes;
     if metadata.len() > max {
         bail!(Limit, "takes {} bytes, more than the limit of {max}", metadata.len());
     }
     #[cfg(feature = "onnx")]
-    if metadata.is_file() && metadata.len() >= MAPPED_FROM {
+    if metadata.len() >= MAPPED_FROM {
         struct Mapped(crate::tensor::Buffer);
         impl AsRef<[u8]> for Mapped {
             fn as_ref(&self) -> &[u8] {
@@ -224,11 +240,7 @@ fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
 
 /// The bytes of a file, mapped.
 fn map_file(path: &Path) -> Result<crate::tensor::Buffer> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        bail!(Io, "is not a regular file");
-    }
-    mmap::map(&file)
+    mmap::map(&open_file(path)?)
 }
 
 /// In words, the names that are like `name`, or how many others there are.

@@ -35,12 +35,8 @@ pub fn read_npy(path: impl AsRef<Path>) -> Result<Tensor> {
 }
 
 fn read_file(path: &Path, limits: &Limits) -> Result<Tensor> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        bail!(Io, "is a folder, not a .npy file");
-    }
-    let length = metadata.is_file().then_some(metadata.len());
+    let file = super::open_file(path)?;
+    let length = Some(file.metadata()?.len());
     // Unbuffered: the header takes a few small reads, the elements one large one.
     read_array(file, length, limits)
 }

@@ -88,16 +88,19 @@ impl<'a> Weights<'a> {
             )
             .with_help("replace the link by a copy of the file"));
         }
-        let file = File::open(&target).map_err(named)?;
-        if !file.metadata().map_err(named)?.is_file() {
+        // Asked before it is opened: opening a pipe waits for a writer.
+        if !target.metadata().map_err(named)?.is_file() {
             bail!(Format, "its data are in `{location}`, which is not a regular file");
         }
+        let file = File::open(&target).map_err(named)?;
         mmap::map(&file).map_err(|e| e.within(&format!("`{location}`")))
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::io::{Seek, SeekFrom, Write};
+
     use prost::Message;
 
     use super::super::tests::*;
@@ -189,5 +192,44 @@ pub(super) mod tests {
         }
         let error = load_external(None, vec![external("a", &[("location", "w")])]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Missing);
+    }
+
+    /// A sparse file, so that neither disk nor memory of that size is needed.
+    #[test]
+    fn weights_above_two_gibibytes_are_mapped_and_not_read() {
+        const GIB: u64 = 1 << 30;
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = File::create(folder.path().join("w.bin")).unwrap();
+        file.set_len(6 * GIB).unwrap();
+        let tail: Vec<u8> = [1.5_f32, 2.5].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let at = 6 * GIB - 8;
+        file.seek(SeekFrom::Start(at)).unwrap();
+        file.write_all(&tail).unwrap();
+        let mut large = external("large", &[("location", "w.bin")]);
+        large.dims = vec![3, 1 << 28];
+        let offset = at.to_string();
+        let last = external("last", &[("location", "w.bin"), ("offset", &offset)]);
+        let before = crate::bench::resident_bytes();
+        let w = load_external(Some(folder.path()), vec![large, last]).unwrap();
+        let after = crate::bench::resident_bytes();
+        assert_eq!(w[0].bytes() as u64, 3 * GIB);
+        assert_eq!(w[1].as_slice::<f32>().unwrap(), [1.5, 2.5]);
+        // Other tests run meanwhile in this process; the file would be six times as much.
+        if let (Some(before), Some(after)) = (before, after) {
+            assert!(after.saturating_sub(before) < GIB, "{before} bytes, then {after}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = std::process::Command::new("mkfifo").arg(folder.path().join("w")).status();
+        if !made.is_ok_and(|s| s.success()) {
+            return;
+        }
+        let weight = external("a", &[("location", "w")]);
+        let error = load_external(Some(folder.path()), vec![weight]).unwrap_err();
+        assert!(error.to_string().contains("regular file"), "{error}");
     }
 }
