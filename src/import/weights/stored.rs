@@ -58,7 +58,7 @@ impl StoredWeight {
                 if !row.is_multiple_of(format.weights) {
                     bail!(Shape, "rows of {row} are no whole blocks of {}", format.weights);
                 }
-                (elements / format.weights).checked_mul(format.bytes).unwrap_or(usize::MAX)
+                (elements / format.weights).saturating_mul(format.bytes)
             }
         };
         if bytes.len() != need {
