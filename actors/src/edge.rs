@@ -81,7 +81,8 @@ impl<P: Payload> Engine<P> {
         delivery: Delivery<P>,
         stamp: Stamp,
     ) {
-        let meter = &self.edges[target.edge].meter;
+        let edge = &self.edges[target.edge];
+        let meter = &edge.meter;
         match &target.to {
             Taker::Only { inbox, .. } => {
                 meter.send(None);
@@ -91,7 +92,9 @@ impl<P: Payload> Engine<P> {
             }
             Taker::Join { actor, join, port, inbox } => {
                 item.cells.stamp(target.edge, stamp.at_ns);
-                meter.send(Some(self.taken(*actor)));
+                // Not past its capacity: then there is no need to look at the account of the actor.
+                let more = meter.peak() < edge.capacity as u64;
+                meter.send(more.then(|| self.taken(*actor)));
                 if item.cells.fill(*join, *port, Some(delivery)) {
                     let _ = inbox.send(Message::Ready(item, stamp.number));
                 }

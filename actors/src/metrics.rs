@@ -246,6 +246,11 @@ impl EdgeMeter {
         }
     }
 
+    /// The most that ever lay in it.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
     /// Items that went in, and the most that ever lay in it.
     pub(crate) fn snapshot(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.peak.load(Ordering::Relaxed))

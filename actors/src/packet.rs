@@ -119,14 +119,19 @@ pub(crate) struct Stamp {
 pub(crate) struct Work<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) seq: Seq,
-    /// When it was put onto the one edge that it lies in until it is fired; 0 if it lies in none, or
-    /// in the several edges of a join, which the item has the stamps of.
+    /// When it was put onto the one edge that it lies in until it is fired, or [`Work::JOINED`]; 0 if
+    /// it lies in none any more.
     pub(crate) since_ns: u64,
     pub(crate) inputs: Result<Vec<P>, ItemError>,
     /// What became of the item's children, for a collect.
     pub(crate) children: Vec<Delivery<P>>,
     /// How often it was tried before.
     pub(crate) tries: u32,
+}
+
+impl<P> Work<P> {
+    /// It lies in the edges of a join until it is fired, and has the stamps of them.
+    pub(crate) const JOINED: u64 = u64::MAX;
 }
 
 /// What lies in an actor's inbox.

@@ -1,7 +1,10 @@
 //! The thread of an actor.
 
+mod intake;
+mod recovery;
+
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::batch::{Held, Live};
 use crate::cpu::Share;
@@ -10,19 +13,19 @@ use crate::edge::Target;
 use crate::engine::{ActorCell, Engine};
 use crate::error::{ErrorKind, ItemError};
 use crate::inbox::{Flags, Inbox, Next, StageWaker};
-use crate::item::{Item, Lineage};
+use crate::item::Item;
 use crate::join::Join;
 use crate::lane::Grant;
 use crate::metrics::{Phase, PipelineState, add};
 use crate::outbox::{Closed, Kept, Outbox};
-use crate::packet::{Delivery, Firing, Message, Seq, Stamp, Work};
+use crate::packet::{Delivery, Firing, Message, Stamp, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::replica::SharedFactory;
 use crate::spans::{self, FiringSpan};
 use crate::stage::{Stage, StageContext};
 use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, guarded};
-use crate::sync::{Arc, Ordering, Sender, lock, thread};
+use crate::sync::{Arc, Ordering, Sender, thread};
 
 /// What an actor thread is started with.
 pub(crate) struct Seed<P> {
@@ -137,7 +140,8 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     // Threads that a stage starts inherit the core of this one: where it was granted several, it
     // pins them itself.
     if let Some([core]) = seed.share.as_ref().map(|share| &*share.cores) {
-        *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(*core).map(|()| *core));
+        *crate::sync::lock(&seed.engine.actors[me].pinned) =
+            Some(crate::affinity::pin(*core).map(|()| *core));
     }
     let outputs = seed.routes.len();
     let lists = matches!(seed.duty, Duty::FlatMap { .. } | Duty::Unbatch { .. });
@@ -335,90 +339,6 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    /// Gathers the inputs of an item out of an inbox that held `level`.
-    fn take_in(&mut self, message: Message<P>, level: usize) {
-        // What lies in front of a join is counted by its edges.
-        let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
-        self.cell().meter.held(level);
-        let mut inputs = self.outbox.inputs();
-        let mut children = Vec::new();
-        let (item, stamp, error) = match message {
-            Message::Packet(item, Ok(payload), stamp) => {
-                inputs.push(payload);
-                (item, stamp, None)
-            }
-            Message::Packet(item, Err(error), stamp) => (item, stamp, Some(error)),
-            Message::Ready(item, number) => {
-                let error = match self.seed.duty {
-                    Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
-                        Ok(list) => {
-                            children = list;
-                            None
-                        }
-                        Err(fault) => Some(fault),
-                    },
-                    Duty::Merge => self.choose(&item, &mut inputs),
-                    _ => self.match_ports(&item, &mut inputs),
-                };
-                (item, Stamp { number, at_ns: 0 }, error)
-            }
-            Message::Gathered(work) => {
-                self.outbox.recycle(inputs);
-                self.backlog.push_back(*work);
-                return;
-            }
-            Message::Retry(batch) => return self.retry(&batch),
-            Message::Wake => return,
-        };
-        let inputs = match error {
-            None => Ok(inputs),
-            Some(error) => {
-                self.outbox.recycle(inputs);
-                Err(error)
-            }
-        };
-        if matches!(self.seed.duty, Duty::Batch(_)) {
-            // It lies in its edge until its batch leaves.
-            if let [edge] = *self.seed.arrivals {
-                item.cells.stamp(edge, stamp.at_ns);
-            }
-            self.admit_member(item, inputs);
-        } else {
-            let seq = match item.lineage {
-                Lineage::Root => Seq::new(stamp.number),
-                Lineage::Child { .. } | Lineage::Batch { .. } => item.seq(),
-            };
-            let since_ns = stamp.at_ns;
-            self.backlog.push_back(Work { item, seq, since_ns, inputs, children, tries: 0 });
-        }
-    }
-
-    /// Takes what every port of a join holds.
-    fn match_ports(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
-        let join = self.seed.join?;
-        let mut errors = Vec::new();
-        for port in 0..join.ports {
-            match item.cells.take(join, port) {
-                Some(Ok(payload)) => inputs.push(payload),
-                Some(Err(error)) => errors.push(error),
-                None => {}
-            }
-        }
-        ItemError::join(errors)
-    }
-
-    /// Takes the payload of the lowest port that holds one, unless a port failed.
-    fn choose(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
-        let error = self.match_ports(item, inputs);
-        if let Some(error) = error
-            && (inputs.is_empty() || !error.is_filtered())
-        {
-            return Some(error);
-        }
-        inputs.truncate(1);
-        None
-    }
-
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
@@ -527,28 +447,32 @@ impl<P: Payload> Actor<P> {
             Duty::Batch(batcher) if item.region == batcher.region => {
                 item.members().iter().for_each(|member| self.leave(member, now));
             }
-            _ if since_ns > 0 => {
+            Duty::Batch(_) => self.leave(item, now),
+            _ if since_ns == 0 => {}
+            _ if since_ns == Work::<P>::JOINED => {
+                for (edge, waited) in self.seed.arrivals.iter().zip(&self.cell().waited_ns) {
+                    add(waited, now.saturating_sub(item.cells.stamped(*edge)));
+                }
+                self.cell().meter.took();
+            }
+            _ => {
                 if let [waited] = &*self.cell().waited_ns {
                     add(waited, now.saturating_sub(since_ns));
                 }
                 self.cell().meter.took();
             }
-            _ => self.leave(item, now),
         }
     }
 
-    fn leave(&self, item: &Item<P>, now: u64) {
+    /// Counts a member of a batch as gone, once.
+    fn leave(&self, member: &Item<P>, now: u64) {
         let cell = self.cell();
-        let mut lay_there = false;
         for (edge, waited) in self.seed.arrivals.iter().zip(&cell.waited_ns) {
-            let since = item.cells.unstamp(*edge);
+            let since = member.cells.unstamp(*edge);
             if since > 0 {
-                lay_there = true;
                 add(waited, now.saturating_sub(since));
+                cell.meter.took();
             }
-        }
-        if lay_there {
-            cell.meter.took();
         }
     }
 
@@ -690,70 +614,5 @@ impl<P: Payload> Actor<P> {
         if let Some(port) = self.seed.done {
             self.seed.engine.done(port, item, error.cloned());
         }
-    }
-
-    /// Ends what a stage held that went down, and builds another one. False if the pipeline failed.
-    fn recover(&mut self, cause: &ItemError) -> bool {
-        spans::went_down(&self.cell().name, cause);
-        self.outbox.fail_all(cause);
-        while let Some(closed) = self.outbox.next_complete() {
-            self.close(closed);
-        }
-        self.drop_stage();
-        self.give_back();
-        let mut cause = cause.clone();
-        loop {
-            let Some(pause) = self.restarts.next(self.seed.policy, Instant::now()) else {
-                self.give_up(cause);
-                return false;
-            };
-            if !self.pause(pause) {
-                return false;
-            }
-            self.cell().meter.restarted();
-            spans::restarted(&self.cell().name, self.attempt);
-            match self.build() {
-                Ok(()) => return true,
-                Err(error) => cause = error,
-            }
-        }
-    }
-
-    /// Leaves what was taken and not started to the other replicas, if there are any.
-    fn give_back(&mut self) {
-        while let Some(work) = self.backlog.pop_front() {
-            if let Err(work) = self.seed.inbox.give_back(work) {
-                self.backlog.push_front(work);
-                return;
-            }
-        }
-    }
-
-    fn give_up(&self, cause: ItemError) {
-        let name = &self.cell().name;
-        let within = self.seed.policy.window.map(|window| format!(" within {window:?}"));
-        let message = format!(
-            "the pipeline failed: actor `{name}` went down more than {} times{}, last because {}",
-            self.seed.policy.limit,
-            within.unwrap_or_default(),
-            cause.message(),
-        );
-        let failure = ItemError::new(ErrorKind::StageDown, message).with_source(Arc::new(cause));
-        self.seed.engine.stop(PipelineState::Failed, &failure);
-    }
-
-    /// Backs off, taking in what arrives meanwhile, unless other replicas can. False if the actor is to stop.
-    fn pause(&mut self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        while !self.stopped() {
-            let wanted = !self.seed.inbox.is_shared();
-            match self.seed.inbox.next(wanted, Some(until)) {
-                Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
-                Next::Wake => {}
-                Next::Timeout => return true,
-                Next::Closed => return false,
-            }
-        }
-        false
     }
 }
