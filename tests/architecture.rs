@@ -30,7 +30,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("import", &["error", "tensor", "graph", "kernels"]),
     ("device", &["error", "tensor", "graph", "ops", "passes"]),
     ("partition", &["error", "tensor", "graph", "device"]),
-    ("pipeline", &["error", "tensor", "graph", "ops", "passes", "device", "partition", "registry"]),
+    (
+        "pipeline",
+        &["error", "tensor", "graph", "ops", "passes", "device", "partition", "import", "registry"],
+    ),
     ("check", &["error", "tensor", "graph", "ops", "import", "device", "partition", "pipeline"]),
 ];
 

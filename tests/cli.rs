@@ -508,6 +508,58 @@ fn inspect_tells_what_a_model_is_made_of() {
     assert!(text(&output.stdout).contains("after the passes"));
 }
 
+/// A safetensors file with one tensor, and a GGUF file with one value and one tensor.
+fn weight_files(folder: &Path) -> (String, String) {
+    let header = r#"{"__metadata__":{"format":"pt"},"layer.w":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#;
+    let mut safetensors = (header.len() as u64).to_le_bytes().to_vec();
+    safetensors.extend(header.as_bytes());
+    safetensors.extend([0; 12]);
+    let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
+    let mut gguf = b"GGUF".to_vec();
+    gguf.extend(3_u32.to_le_bytes());
+    gguf.extend([1_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat());
+    gguf.extend(text("general.architecture"));
+    gguf.extend(8_u32.to_le_bytes());
+    gguf.extend(text("test"));
+    gguf.extend(text("blk.0.w"));
+    gguf.extend(2_u32.to_le_bytes());
+    gguf.extend([64_u64.to_le_bytes(), 2_u64.to_le_bytes()].concat());
+    gguf.extend(8_u32.to_le_bytes());
+    gguf.extend(0_u64.to_le_bytes());
+    gguf.resize(gguf.len().next_multiple_of(32), 0);
+    gguf.extend([0; 136]);
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("m.safetensors"), &safetensors).unwrap();
+    std::fs::write(path("m.gguf"), &gguf).unwrap();
+    std::fs::write(path("cut.gguf"), &gguf[..gguf.len() - 1]).unwrap();
+    (path("m.safetensors"), path("m.gguf"))
+}
+
+#[test]
+fn inspect_tells_what_files_of_weights_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let (safetensors, gguf) = weight_files(folder.path());
+    let document = json(&brigade(&["inspect", &safetensors, "--json"]));
+    assert_eq!((&document["format"], &document["elements"]), (&"safetensors".into(), &6.into()));
+    assert_eq!(document["metadata"]["format"], "pt");
+    assert_eq!(document["tensors"][0]["type"], "BF16");
+    let document = json(&brigade(&["inspect", &gguf, "--json"]));
+    assert_eq!((&document["format"], &document["bytes"]), (&"GGUF 3".into(), &136.into()));
+    assert_eq!(document["metadata"]["general.architecture"], "test");
+    assert_eq!(document["tensors"][0]["shape"], serde_json::json!([2, 64]));
+    let output = brigade(&["inspect", &gguf]);
+    let table = text(&output.stdout);
+    assert!(table.contains("blk.0.w  Q8_0  [2,64]  136 B"), "{table}");
+    let output = brigade(&["inspect", &gguf, "--shapes"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("no graph"));
+    let cut = folder.path().join("cut.gguf");
+    let output = brigade(&["inspect", cut.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("`blk.0.w`") && errors.contains("cut.gguf"), "{errors}");
+}
+
 #[test]
 fn listings_print() {
     let devices = json(&brigade(&["devices", "--json"]));

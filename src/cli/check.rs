@@ -368,7 +368,9 @@ fn stream_states(pipeline: &Pipeline, cases: &[Case], repeat: usize, check: Chec
 /// The first node of this plan that differs from the unsplit graph on `cpu`, all passes run.
 fn divergence(args: &Args, candidate: &HeteroExecutable, case: &Case) -> Result<Option<String>> {
     let Some(model) = &args.model else { return Ok(None) };
-    let mut graph = crate::import::load(model)?;
+    let weights = super::model::weights(&args.placing.weights_root)?;
+    let mut graph =
+        crate::import::import_with(model, &crate::import::Limits::default(), &weights)?.graph;
     super::bind::bind(&mut graph, &args.placing.bind)?;
     let map = DeviceMap::single(DeviceId::cpu(0));
     let reference = HeteroExecutable::compile(graph, &map, &CompileOptions::default())?;

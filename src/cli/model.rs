@@ -2,22 +2,28 @@
 
 use std::fmt::Write as _;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::console::Console;
 use crate::error::{Result, err};
 use crate::graph::Graph;
-use crate::import::{self, Limits};
+use crate::import::{self, Limits, WeightCache};
 
-/// Reads a model and tells what its import had to say.
-pub(super) fn load(path: &Path, console: &Console) -> Result<Graph> {
-    let imported = import::import(path, &Limits::default())?;
+/// Reads a model and tells what its import had to say. Its weight files lie in its folder or below
+/// `roots`.
+pub(super) fn load(path: &Path, roots: &[PathBuf], console: &Console) -> Result<Graph> {
+    let imported = import::import_with(path, &Limits::default(), &weights(roots)?)?;
     for notice in &imported.notices {
         console.notice(&format!("notice: {notice}"));
     }
     Ok(imported.graph)
+}
+
+/// A cache that reads below these folders.
+pub(super) fn weights(roots: &[PathBuf]) -> Result<WeightCache> {
+    roots.iter().try_fold(WeightCache::new(), |cache, root| cache.with_root(root))
 }
 
 /// The SHA-256 of a file, in hexadecimal.

@@ -236,7 +236,8 @@ fn read_value(path: &Path, declared: &Declared, limits: &Limits) -> Result<Value
 }
 
 fn one(proto: pb::TensorProto, declared: Option<DType>, limits: &Limits) -> Result<Tensor> {
-    let tensor = tensor::read(proto, &mut Weights::new(None), limits)?;
+    let tensor =
+        tensor::read(proto, &mut Weights::new(None, &crate::import::WeightCache::new()), limits)?;
     // Files hold bf16 as the whole numbers that its bits are.
     if declared == Some(DType::BF16) && tensor.dtype() == DType::U16 {
         return Tensor::from_bytes(DType::BF16, tensor.shape().clone(), tensor.as_bytes());

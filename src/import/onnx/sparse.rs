@@ -112,7 +112,7 @@ mod tests {
     }
 
     fn parse(proto: pb::SparseTensorProto) -> Result<Tensor> {
-        read(proto, &mut Weights::new(None), &Limits::default())
+        read(proto, &mut Weights::new(None, &crate::import::WeightCache::new()), &Limits::default())
     }
 
     #[test]
