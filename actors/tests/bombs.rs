@@ -48,7 +48,7 @@ fn topology() -> Topology<Bomb> {
 }
 
 /// Whether a harmless item still comes through, and the pipeline ends without a panic.
-fn goes_on(pipeline: Pipeline<Bomb>) {
+fn goes_on(pipeline: &Pipeline<Bomb>) {
     assert!(pipeline.push(vec![Bomb(None)]).unwrap().wait().is_ok());
     assert_eq!(pipeline.state(), PipelineState::Running);
     pipeline.drain(Some(Instant::now() + LIMIT / 2)).unwrap();
@@ -70,7 +70,7 @@ fn results_that_nobody_takes_harm_nobody() {
             }
             drop(ticket);
         }
-        goes_on(pipeline);
+        goes_on(&pipeline);
         assert_eq!(drops.load(Ordering::SeqCst), 10);
     });
 }
@@ -103,8 +103,8 @@ fn items_that_are_cancelled_late_or_turned_away_harm_nobody() {
         let newest = Pipeline::spawn(topology(), newest).unwrap();
         let tickets: Vec<_> = (0..4).map(|_| newest.push(bomb()).unwrap()).collect();
         tickets.into_iter().for_each(|ticket| drop(ticket.wait().map(std::mem::forget)));
-        goes_on(newest);
-        goes_on(pipeline);
+        goes_on(&newest);
+        goes_on(&pipeline);
         assert!(drops.load(Ordering::SeqCst) > 0);
     });
 }
