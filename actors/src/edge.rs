@@ -8,6 +8,7 @@ use crate::join::Join;
 use crate::packet::{Delivery, Message, Stamp};
 use crate::payload::Payload;
 use crate::region::RegionId;
+use crate::supervise::discard;
 use crate::sync::{Arc, Sender, lock};
 
 /// One edge, seen from the port that gives.
@@ -48,6 +49,8 @@ impl<P: Payload> Engine<P> {
                 self.deliver(target, Arc::clone(&item), Ok(payload.share()), stamp);
             }
             self.deliver(last, item, Ok(payload), stamp);
+        } else {
+            discard(Some(payload));
         }
     }
 
@@ -88,7 +91,9 @@ impl<P: Payload> Engine<P> {
                 meter.send(None);
                 // Never blocks: an inbox has room for every item that can be in flight. An inbox
                 // whose actor has ended belongs to a stopped pipeline, whose items are settled.
-                let _ = inbox.send(Message::Packet(item, delivery, stamp));
+                if let Err(unsent) = inbox.send(Message::Packet(item, delivery, stamp)) {
+                    unsent.0.discard();
+                }
             }
             Taker::Join { actor, join, port, inbox } => {
                 item.cells.stamp(target.edge, stamp.at_ns);

@@ -71,6 +71,8 @@ pub(crate) struct Engine<P> {
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     pub(crate) exits: Exits,
+    /// Items that a stop gave up.
+    pub(crate) given_up: AtomicUsize,
     /// The times from admission to result.
     pub(crate) latency: Apart<Recorder>,
 }
@@ -210,6 +212,7 @@ impl<P: 'static> Engine<P> {
             sinks: wiring.sinks,
             sink_edges: wiring.sink_edges,
             exits: Exits::new(wiring.actors.len()),
+            given_up: AtomicUsize::new(0),
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
@@ -292,7 +295,8 @@ impl<P: 'static> Engine<P> {
         } else {
             let handle = ledger.keep(item);
             drop(ledger);
-            drop((handle, aftermath));
+            drop(handle);
+            aftermath.discard();
         }
         wakeups
     }
@@ -349,6 +353,7 @@ impl<P: 'static> Engine<P> {
         spans::stopped(&self.name, state, cause);
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
+        self.given_up.store(left.len(), Ordering::Release);
         self.credits.abandon();
         self.queue.clear();
         for item in left {

@@ -12,6 +12,7 @@ use crate::packet::Seq;
 use crate::region::{ROOT, RegionId};
 use crate::result::ResultCell;
 use crate::state::Carried;
+use crate::supervise::discard;
 use crate::sync::{Apart, Arc, AtomicBool, Mutex, Ordering, own};
 use crate::weight::Weight;
 
@@ -100,7 +101,7 @@ impl<P> Item<P> {
         change(&mut self.deadline, admission.deadline);
         change(&mut self.start_by, admission.start_by);
         if self.stream.is_some() || admission.stream.is_some() {
-            self.stream = admission.stream;
+            discard(std::mem::replace(&mut self.stream, admission.stream));
         }
         self.weight.renew();
         put(&self.queued, admission.queued);
@@ -261,6 +262,15 @@ fn put(place: &AtomicBool, value: bool) {
 
 impl<P> Drop for Item<P> {
     fn drop(&mut self) {
+        discard(self.stream.take());
+        self.cells.clear();
+        for gather in &mut self.gathers {
+            own(gather).renew();
+        }
+        self.result.0.clear();
+        if let Lineage::Batch { kept, .. } = &mut self.lineage {
+            discard(own(kept).drain(..));
+        }
         // No inbox, cell or stage holds it any more: its place is free.
         match &self.lineage {
             Lineage::Root => {}

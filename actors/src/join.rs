@@ -6,6 +6,7 @@
 //! the table of an item goes with the item.
 
 use crate::packet::Delivery;
+use crate::supervise::discard;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, own};
 
 /// Where the cells of one join lie in each item.
@@ -44,13 +45,20 @@ impl<P> Cells<P> {
         for cell in &mut self.cells {
             let cell = own(cell);
             if cell.is_some() {
-                *cell = None;
+                discard(cell.take().and_then(Result::ok));
             }
         }
         for (mark, fresh) in self.marks.iter().zip(marks(joins).chain(std::iter::repeat(0))) {
             if mark.load(Ordering::Relaxed) != fresh {
                 mark.store(fresh, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Drops what lies in the cells.
+    pub(crate) fn clear(&mut self) {
+        for cell in &mut self.cells {
+            discard(own(cell).take().and_then(Result::ok));
         }
     }
 

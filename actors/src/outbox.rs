@@ -7,6 +7,7 @@ use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
 use crate::packet::{Delivery, Seq};
 use crate::spans::FiringSpan;
+use crate::supervise::discard;
 use crate::sync::Arc;
 
 /// Takes the outputs of a stage and keeps account of its open firings.
@@ -52,6 +53,14 @@ pub(crate) struct Kept<P> {
     pub(crate) children: Vec<Delivery<P>>,
     /// How often it was tried before.
     pub(crate) tries: u32,
+}
+
+impl<P> Kept<P> {
+    /// Drops its payloads, whatever they do.
+    pub(crate) fn discard(self) {
+        discard(self.inputs);
+        discard(self.children.into_iter().flatten());
+    }
 }
 
 /// What became of a firing.
@@ -142,7 +151,7 @@ impl<P> Outbox<P> {
     /// Gives the emptied vector of a firing's inputs back, so that the next firing needs no new
     /// one.
     pub fn recycle(&mut self, mut inputs: Vec<P>) {
-        inputs.clear();
+        discard(inputs.drain(..));
         if self.spare_inputs.len() < SPARE {
             self.spare_inputs.push(inputs);
         }
@@ -159,7 +168,7 @@ impl<P> Outbox<P> {
 
     /// Takes the vector of a closed firing's outputs back, emptied by the sender.
     pub(crate) fn recycle_outputs(&mut self, mut outputs: Vec<Option<P>>) {
-        outputs.clear();
+        discard(outputs.drain(..).flatten());
         if self.spare_outputs.len() < SPARE {
             self.spare_outputs.push(outputs);
         }
@@ -234,6 +243,18 @@ impl<P> Outbox<P> {
         }
     }
 
+    /// Drops what open firings hold, whatever it does.
+    pub(crate) fn clear(&mut self) {
+        for firing in self.open.drain(..) {
+            let OpenFiring { outputs, lists, kept, .. } = firing;
+            discard(outputs.into_iter().flatten());
+            discard(lists.into_iter().flatten().flatten());
+            if let Some(kept) = kept {
+                kept.discard();
+            }
+        }
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.open.len()
     }
@@ -300,7 +321,7 @@ impl<P> OpenFiring<P> {
         self.fault.is_some() || self.finished || (self.missing == 0 && self.ports() > 0)
     }
 
-    fn close(self) -> Closed<P> {
+    fn close(mut self) -> Closed<P> {
         // What the stage answers to a cancellation is not why the item has no value.
         let given_up = if self.cancelled { self.item.skip() } else { None };
         let outcome = match given_up.or(self.fault) {
@@ -313,9 +334,13 @@ impl<P> OpenFiring<P> {
                 let message = format!("the stage ended without its output {}", ports.join(", "));
                 Err(ItemError::new(ErrorKind::Contract, message))
             }
-            None => Ok(self.outputs),
+            None => Ok(std::mem::take(&mut self.outputs)),
         };
-        let lists = self.lists.into_iter().flatten().collect();
+        let mut lists = self.lists.into_iter().flatten().collect();
+        if outcome.is_err() {
+            discard(self.outputs.into_iter().flatten());
+            discard(std::mem::take::<Vec<Vec<P>>>(&mut lists).into_iter().flatten());
+        }
         Closed {
             item: self.item,
             seq: self.seq,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::error::ItemError;
 use crate::item::Item;
+use crate::supervise::discard;
 use crate::sync::Arc;
 
 /// The number of an item: given by the source at admission, unique in the life of a pipeline.
@@ -132,6 +133,12 @@ pub(crate) struct Work<P> {
 impl<P> Work<P> {
     /// It lies in the edges of a join until it is fired, and has the stamps of them.
     pub(crate) const JOINED: u64 = u64::MAX;
+
+    /// Drops its payloads, whatever they do.
+    pub(crate) fn discard(self) {
+        discard(self.inputs.into_iter().flatten());
+        discard(self.children.into_iter().flatten());
+    }
 }
 
 /// What lies in an actor's inbox.
@@ -153,5 +160,14 @@ impl<P> Message<P> {
     /// All children of an item have come to a collect.
     pub(crate) fn ready(item: &Arc<Item<P>>) -> Self {
         Self::Ready(Arc::clone(item), item.seq().number())
+    }
+
+    /// Drops it, whatever its payloads do.
+    pub(crate) fn discard(self) {
+        match self {
+            Self::Packet(_, delivery, _) => discard(delivery),
+            Self::Gathered(work) => work.discard(),
+            Self::Ready(..) | Self::Retry(_) | Self::Wake => {}
+        }
     }
 }

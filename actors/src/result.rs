@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::counts::Verdict;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Outcome;
+use crate::supervise::discard;
 use crate::sync::{
     AtomicU32, Condvar, Mutex, MutexGuard, Ordering, lock, own, spin_until, wait_until,
 };
@@ -57,6 +58,14 @@ impl<P> Settlement<P> {
             Self::Whole(Err(_)) => Verdict::Failed,
         }
     }
+
+    /// Drops it, whatever its payloads do.
+    pub(crate) fn discard(self) {
+        match self {
+            Self::One(payload) => discard(Some(payload)),
+            Self::Whole(outcome) => discard(outcome.into_iter().flatten()),
+        }
+    }
 }
 
 /// What is left to do after a settlement, under no lock.
@@ -76,6 +85,13 @@ impl<P> Aftermath<P> {
     /// Whether somebody waits, so that the cell is still needed.
     pub(crate) const fn wakes(&self) -> bool {
         self.waiting || self.polled
+    }
+
+    /// Drops what was unwanted, where nobody waits.
+    pub(crate) fn discard(self) {
+        if let Some(unwanted) = self.unwanted {
+            unwanted.discard();
+        }
     }
 }
 
@@ -102,12 +118,22 @@ impl<P> ResultCell<P> {
     /// Empties the cell for another item.
     pub(crate) fn renew(&mut self, admitted_ns: u64) {
         self.admitted_ns = admitted_ns;
+        self.clear();
         let book = own(&mut self.book);
         if book.polled {
             *own(&mut self.waker) = None;
         }
         *book = Book::new();
         self.mark.store(EMPTY, Ordering::Relaxed);
+    }
+
+    /// Drops the payloads that are in it.
+    pub(crate) fn clear(&mut self) {
+        let book = own(&mut self.book);
+        discard(book.one.take());
+        if let Ok(outputs) = &mut book.outcome {
+            discard(outputs.drain(..));
+        }
     }
 
     /// Keeps an empty vector for the result.
@@ -173,7 +199,9 @@ impl<P> ResultCell<P> {
     /// Tells those who wait of the result. Called under no lock.
     pub(crate) fn attend(&self, aftermath: Aftermath<P>) {
         let Aftermath { unwanted, waiting, polled } = aftermath;
-        drop(unwanted);
+        if let Some(unwanted) = unwanted {
+            unwanted.discard();
+        }
         if waiting {
             self.settled.notify_all();
         }
@@ -274,7 +302,10 @@ impl<P> ResultCell<P> {
         let taken = self.take(&mut book);
         let waker = if book.polled { self.disarm(&mut book) } else { None };
         drop(book);
-        drop((taken, waker));
+        drop(waker);
+        if let Some(Taken { outcome, one }) = taken {
+            discard(outcome.into_iter().flatten().chain(one));
+        }
     }
 
     fn disarm(&self, book: &mut MutexGuard<'_, Book<P>>) -> Option<Waker> {

@@ -8,6 +8,7 @@ use crate::item::{Item, Outcome};
 use crate::packet::Delivery;
 use crate::payload::Payload;
 use crate::result::Settlement;
+use crate::supervise::discard;
 use crate::sync::{Arc, lock};
 
 impl<P: Payload> Engine<P> {
@@ -34,7 +35,8 @@ impl<P: Payload> Engine<P> {
 
     fn conclude(self: &Arc<Self>, item: Arc<Item<P>>, mut settlement: Settlement<P>, now_ns: u64) {
         if !matches!(settlement, Settlement::Whole(Err(_))) && item.late() {
-            settlement = Settlement::Whole(Err(item.expired()));
+            let expired = Settlement::Whole(Err(item.expired()));
+            std::mem::replace(&mut settlement, expired).discard();
         }
         match item.stream.clone() {
             None => self.retire(item, settlement, now_ns),
@@ -65,9 +67,13 @@ impl<P: Payload> Engine<P> {
             }
         }
         match ItemError::join(errors) {
-            Some(error) => Err(error.at(None, item.seq())),
+            Some(error) => {
+                discard(outputs);
+                Err(error.at(None, item.seq()))
+            }
             None if !missing => Ok(outputs),
             None => {
+                discard(outputs);
                 let message = "a sink port was reached without a payload";
                 Err(ItemError::new(ErrorKind::Contract, message).at(None, item.seq()))
             }

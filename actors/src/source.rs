@@ -60,6 +60,9 @@ impl<P: Payload> Engine<P> {
             return Err(PushError::new(kind, inputs));
         }
         let deadline = patience.deadline();
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) && self.ending().is_none() {
+            return Err(PushError::new(PushErrorKind::Expired, inputs));
+        }
         let bytes = self.weigh(inputs.iter());
         let at_ns = self.time(Instant::now());
         let waits = insist || self.queue.policy == WhenFull::Wait;

@@ -15,7 +15,7 @@ use crate::item::Item;
 use crate::packet::Seq;
 use crate::payload::Payload;
 use crate::result::Settlement;
-use crate::supervise::panicked;
+use crate::supervise::{discard, panicked};
 use crate::sync::{Arc, Mutex, lock};
 
 /// How the state of a stream gets from the result of one item into the inputs of the next.
@@ -58,6 +58,16 @@ enum Entry<P> {
     Reset(Box<dyn Binding<P>>),
 }
 
+impl<P> Entry<P> {
+    /// Drops it, whatever its payloads do.
+    fn discard(self) {
+        match self {
+            Self::Item(_, inputs) => discard(inputs.into_iter().flatten()),
+            Self::Reset(binding) => discard(Some(binding)),
+        }
+    }
+}
+
 impl<P> fmt::Debug for Carried<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {}", self.id)
@@ -96,7 +106,7 @@ impl<P: 'static> Carried<P> {
     /// Forgets what is queued: the pipeline stopped and the items have their results.
     pub(crate) fn abandon(&self) {
         let queue = std::mem::take(&mut lock(&self.state).queue);
-        drop(queue);
+        queue.into_iter().for_each(Entry::discard);
     }
 
     /// Why the stream has no state any more.
@@ -162,20 +172,24 @@ impl<P: Payload> Carried<P> {
                         state.lost = None;
                         let before = state.binding.replace(binding);
                         drop(state);
-                        drop(before);
+                        discard(before);
                         continue;
                     }
                     Some(Entry::Item(item, inputs)) => (item, inputs, state.lost.clone()),
                 }
             };
             if let Some(lost) = lost {
+                discard(inputs.into_iter().flatten());
                 let error = state_lost(lost).at(None, item.seq());
                 let now = engine.time(Instant::now());
                 engine.retire(item, Settlement::Whole(Err(error)), now);
                 continue;
             }
             let bound = match item.skip() {
-                Some(error) => Err(error),
+                Some(error) => {
+                    discard(inputs.into_iter().flatten());
+                    Err(error)
+                }
                 None => self
                     .with_binding(|binding| binding.bind(&mut inputs))
                     .and_then(|()| complete(inputs, engine.sources.len())),

@@ -4,6 +4,7 @@ mod intake;
 mod recovery;
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use crate::batch::{Held, Live};
@@ -24,7 +25,7 @@ use crate::region::RegionId;
 use crate::replica::SharedFactory;
 use crate::spans::{self, FiringSpan};
 use crate::stage::{Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, guarded};
+use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, discard, guarded};
 use crate::sync::{Arc, Ordering, Sender, thread};
 
 /// What an actor thread is started with.
@@ -158,10 +159,15 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     let built = actor.build();
     let failed = built.is_err();
     let _ = ready.send((me, built));
-    if !failed {
-        actor.run();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        if !failed {
+            actor.run()
+        }
+    }));
+    actor.end();
+    if let Err(panic) = ended {
+        resume_unwind(panic);
     }
-    actor.drop_stage();
 }
 
 impl<P: Payload> Actor<P> {
@@ -217,6 +223,24 @@ impl<P: Payload> Actor<P> {
             drop(stage);
             Ok(())
         });
+    }
+
+    /// Drops what is left with it: the items have their results.
+    fn end(mut self) {
+        self.drop_stage();
+        self.outbox.clear();
+        self.backlog.drain(..).for_each(Work::discard);
+        if let Duty::Batch(batcher) = &mut self.seed.duty {
+            while let Some(members) = batcher.held.oldest() {
+                discard(members);
+            }
+        }
+        while let Some(next) = self.seed.inbox.try_next(true) {
+            if let Next::Message(message) = next {
+                message.discard();
+            }
+        }
+        discard(Some(self));
     }
 
     fn run(&mut self) {
@@ -342,7 +366,7 @@ impl<P: Payload> Actor<P> {
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
-            self.pass(&work.item, work.since_ns, error);
+            self.pass_work(work, error);
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
@@ -378,7 +402,7 @@ impl<P: Payload> Actor<P> {
                     let message =
                         format!("no lane of device `{device}` is left: stuck threads hold them");
                     let error = ItemError::new(ErrorKind::StageDown, message);
-                    self.pass(&work.item, work.since_ns, error);
+                    self.pass_work(work, error);
                     return Fired::Yes;
                 }
             }
@@ -386,7 +410,7 @@ impl<P: Payload> Actor<P> {
             if let Some(error) = work.item.skip() {
                 lane.release(now);
                 self.cell().meter.enter_at(Phase::Other, now);
-                self.pass(&work.item, work.since_ns, error);
+                self.pass_work(work, error);
                 return Fired::Yes;
             }
         }
@@ -428,6 +452,11 @@ impl<P: Payload> Actor<P> {
             }
             Err(panic) => Fired::Down(panic),
         }
+    }
+
+    fn pass_work(&mut self, work: Work<P>, error: ItemError) {
+        self.pass(&work.item, work.since_ns, error);
+        work.discard();
     }
 
     /// Passes an item on as an error without computing it; it lies in its one edge `since_ns`.
@@ -499,7 +528,11 @@ impl<P: Payload> Actor<P> {
         }
         let at = engine.time(ended);
         cell.ring.record(seq.number(), engine.time(started), at);
-        if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
+        if !again {
+            if let Some(kept) = kept {
+                kept.discard();
+            }
+        } else if let Some(Kept { inputs, children, tries }) = kept {
             cell.meter.retried();
             // Among what waits, it keeps the place that its number gives it.
             let later = self.backlog.iter().position(|work| work.seq > seq);
@@ -511,7 +544,10 @@ impl<P: Payload> Actor<P> {
         }
         let mut outputs = match outcome {
             Ok(outputs) => outputs,
-            Err(error) => return self.forward_error(&item, error, ended),
+            Err(error) => {
+                discard(lists.into_iter().flatten());
+                return self.forward_error(&item, error, ended);
+            }
         };
         let stamp = Stamp { number: seq.number(), at_ns: at };
         match &self.seed.duty {
@@ -590,6 +626,7 @@ impl<P: Payload> Actor<P> {
         match early {
             None => Ok(outputs),
             Some(port) => {
+                discard(outputs.into_iter().flatten());
                 let message = format!("output {port} left device `{device}` before it was ready");
                 Err(ItemError::new(ErrorKind::Contract, message))
             }

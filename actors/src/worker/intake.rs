@@ -4,6 +4,7 @@ use crate::error::ItemError;
 use crate::item::{Item, Lineage};
 use crate::packet::{Message, Seq, Stamp, Work};
 use crate::payload::Payload;
+use crate::supervise::discard;
 use crate::sync::lock;
 use crate::worker::{Actor, Duty};
 
@@ -91,7 +92,9 @@ impl<P: Payload> Actor<P> {
         {
             return Some(error);
         }
-        inputs.truncate(1);
+        while inputs.len() > 1 {
+            discard(inputs.pop());
+        }
         None
     }
 }
