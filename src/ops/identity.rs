@@ -1,7 +1,7 @@
 //! `Identity`.
 
 use super::case::Case;
-use super::def::types::ANY;
+use super::def::types::STORED;
 use super::{CpuKernel, Io, OpDef, Port, batch, cost};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -12,8 +12,8 @@ pub(super) static IDENTITY: OpDef = OpDef {
     domain: "",
     since: 1,
     attributes: &[],
-    inputs: &[Port::required("input", ANY)],
-    outputs: &[Port::required("output", ANY)],
+    inputs: &[Port::required("input", STORED)],
+    outputs: &[Port::required("output", STORED)],
     infer: |i| {
         if let Some(known) = i.known(0).cloned() {
             i.set_known(0, known);
