@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, DeviceId, FAMILIES, LEFT_OUT};
 use crate::error::{Result, bail, err};
+use crate::import::{StoredWeight, WeightRequest, WeightSchemes};
 use crate::ops::{OpDef, OpRegistry};
 
 /// The operators and devices that a program works with. A value, not a global: pass it in.
@@ -22,6 +23,7 @@ use crate::ops::{OpDef, OpRegistry};
 pub struct Registry {
     ops: OpRegistry,
     added: BTreeMap<DeviceId, Arc<dyn Device>>,
+    weights: WeightSchemes,
 }
 
 impl Registry {
@@ -37,6 +39,24 @@ impl Registry {
     pub fn with_op(mut self, def: &'static OpDef) -> Self {
         self.ops = self.ops.with(def);
         self
+    }
+
+    /// With one more scheme of weight URIs; see [`WeightSchemes::with`].
+    ///
+    /// # Errors
+    /// If the name is not well formed.
+    pub fn with_weight_scheme(
+        mut self,
+        name: &str,
+        resolve: impl Fn(&WeightRequest<'_>) -> Result<StoredWeight> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        self.weights = self.weights.with(name, resolve)?;
+        Ok(self)
+    }
+
+    /// The schemes of weight URIs.
+    pub fn weight_schemes(&self) -> &WeightSchemes {
+        &self.weights
     }
 
     /// The operators.

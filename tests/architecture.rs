@@ -20,6 +20,18 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Whether the file is a module of tests alone, by its declaration in the file above it.
+fn is_for_tests(file: &Path) -> bool {
+    let (Some(folder), Some(stem)) = (file.parent(), file.file_stem()) else {
+        return false;
+    };
+    let declared = format!("#[cfg(test)]\nmod {};", stem.to_string_lossy());
+    let above = [folder.join("mod.rs"), folder.with_extension("rs")];
+    above
+        .iter()
+        .any(|parent| std::fs::read_to_string(parent).is_ok_and(|text| text.contains(&declared)))
+}
+
 /// What each room of `src/` may use of the others.
 const ARROWS: &[(&str, &[&str])] = &[
     ("kernels", &[]),
@@ -30,7 +42,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("import", &["error", "tensor", "graph", "kernels"]),
     ("device", &["error", "tensor", "graph", "ops", "passes"]),
     ("partition", &["error", "tensor", "graph", "device"]),
-    ("pipeline", &["error", "tensor", "graph", "ops", "passes", "device", "partition", "registry"]),
+    (
+        "pipeline",
+        &["error", "tensor", "graph", "ops", "passes", "device", "partition", "import", "registry"],
+    ),
     ("check", &["error", "tensor", "graph", "ops", "import", "device", "partition", "pipeline"]),
 ];
 
@@ -54,7 +69,7 @@ fn rooms_use_only_what_they_may() {
         let mut files = Vec::new();
         rust_files(&root().join("src").join(room), &mut files);
         assert!(!files.is_empty(), "there is no room {room}");
-        for file in files {
+        for file in files.into_iter().filter(|file| !is_for_tests(file)) {
             let text = std::fs::read_to_string(&file).unwrap();
             // Tests may look further.
             let text = text.split("#[cfg(test)]").next().unwrap_or_default();

@@ -497,8 +497,67 @@ fn inspect_tells_what_a_model_is_made_of() {
     assert_eq!(document["parameter_elements"], 74_634);
     assert_eq!(document["cannot_run"], Value::Array(vec![]));
     assert_eq!(document["shapes"][0]["outputs"][0]["fact"], "f32[N,32,8,8]");
+    // Every node, and the batch by its symbol throughout.
+    let rows = document["shapes"].as_array().unwrap();
+    assert_eq!(rows.len() as u64, document["nodes"].as_u64().unwrap());
+    let facts = rows.iter().flat_map(|r| r["outputs"].as_array().unwrap()).map(|o| &o["fact"]);
+    assert!(facts.into_iter().all(|f| f.as_str().unwrap().starts_with("f32[N,")), "{rows:?}");
+    let told = text(&brigade(&words("inspect {m} --shapes", &[("m", &model)])).stdout);
+    assert!(told.contains("f32[N,32,8,8]"), "{told}");
     let output = brigade(&words("inspect {m} --after-passes", &[("m", &model)]));
     assert!(text(&output.stdout).contains("after the passes"));
+}
+
+/// A safetensors file with one tensor, and a GGUF file with one value and one tensor.
+fn weight_files(folder: &Path) -> (String, String) {
+    let header = r#"{"__metadata__":{"format":"pt"},"layer.w":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#;
+    let mut safetensors = (header.len() as u64).to_le_bytes().to_vec();
+    safetensors.extend(header.as_bytes());
+    safetensors.extend([0; 12]);
+    let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
+    let mut gguf = b"GGUF".to_vec();
+    gguf.extend(3_u32.to_le_bytes());
+    gguf.extend([1_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat());
+    gguf.extend(text("general.architecture"));
+    gguf.extend(8_u32.to_le_bytes());
+    gguf.extend(text("test"));
+    gguf.extend(text("blk.0.w"));
+    gguf.extend(2_u32.to_le_bytes());
+    gguf.extend([64_u64.to_le_bytes(), 2_u64.to_le_bytes()].concat());
+    gguf.extend(8_u32.to_le_bytes());
+    gguf.extend(0_u64.to_le_bytes());
+    gguf.resize(gguf.len().next_multiple_of(32), 0);
+    gguf.extend([0; 136]);
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("m.safetensors"), &safetensors).unwrap();
+    std::fs::write(path("m.gguf"), &gguf).unwrap();
+    std::fs::write(path("cut.gguf"), &gguf[..gguf.len() - 1]).unwrap();
+    (path("m.safetensors"), path("m.gguf"))
+}
+
+#[test]
+fn inspect_tells_what_files_of_weights_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let (safetensors, gguf) = weight_files(folder.path());
+    let document = json(&brigade(&["inspect", &safetensors, "--json"]));
+    assert_eq!((&document["format"], &document["elements"]), (&"safetensors".into(), &6.into()));
+    assert_eq!(document["metadata"]["format"], "pt");
+    assert_eq!(document["tensors"][0]["type"], "BF16");
+    let document = json(&brigade(&["inspect", &gguf, "--json"]));
+    assert_eq!((&document["format"], &document["bytes"]), (&"GGUF 3".into(), &136.into()));
+    assert_eq!(document["metadata"]["general.architecture"], "test");
+    assert_eq!(document["tensors"][0]["shape"], serde_json::json!([2, 64]));
+    let output = brigade(&["inspect", &gguf]);
+    let table = text(&output.stdout);
+    assert!(table.contains("blk.0.w  Q8_0  [2,64]  136 B"), "{table}");
+    let output = brigade(&["inspect", &gguf, "--shapes"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("no graph"));
+    let cut = folder.path().join("cut.gguf");
+    let output = brigade(&["inspect", cut.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("`blk.0.w`") && errors.contains("cut.gguf"), "{errors}");
 }
 
 #[test]
@@ -550,4 +609,105 @@ fn the_demo_reads_the_digits() {
     for rate in ["sequential_images_per_s", "streaming_images_per_s", "bound", "speed_up"] {
         assert!(document[rate].as_f64().unwrap() > 0.0, "{rate}");
     }
+}
+
+/// What a program that waits for a writer would never end with.
+#[cfg(unix)]
+#[test]
+fn pipes_are_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe.npy");
+    if !Command::new("mkfifo").arg(&pipe).status().is_ok_and(|s| s.success()) {
+        return;
+    }
+    let model = digits("digits.onnx");
+    let paths: &[(&str, &Path)] = &[("p", &pipe), ("m", &model)];
+    for line in ["inspect {p}", "run {p} --generate 1", "run {m} --bind image={p} --generate 1"] {
+        let mut child = command(&words(line, paths))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let start = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if start.elapsed().as_secs() > 60 {
+                child.kill().unwrap();
+                panic!("`{line}` waits");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        let mut told = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert_eq!(status.code(), Some(1), "{line}: {told}");
+        assert!(told.contains("regular file") && told.contains("pipe"), "{line}: {told}");
+    }
+}
+
+#[test]
+fn a_case_that_cannot_be_read_fails_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let write_case = |name: &str, output: &str| {
+        let case = folder.path().join(name);
+        std::fs::create_dir(&case).unwrap();
+        write_npy(case.join("x.npy"), &images(0, 1)).unwrap();
+        write_npy(case.join("y.npy"), &probabilities(0, 1)).unwrap();
+        let text = format!(
+            r#"{{"case": "{name}", "kind": "call",
+                "inputs": [{{"name": "image", "file": "x.npy"}}],
+                "outputs": [{{"name": "OUTPUT", "file": "{output}", "rtol": 1e-3, "atol": 1e-5}}]}}"#
+        );
+        let graph = brigade::import::load(digits("digits.onnx")).unwrap();
+        let text = text
+            .replace("\"image\"", &format!("{:?}", graph.input_names().next().unwrap()))
+            .replace("OUTPUT", graph.output_names().next().unwrap());
+        std::fs::write(case.join("case.json"), text).unwrap();
+    };
+    write_case("fine", "y.npy");
+    write_case("gone", "z.npy");
+    write_case("torn", "y.npy");
+    std::fs::write(folder.path().join("torn/case.json"), "{").unwrap();
+    let model = digits("digits.onnx");
+    let line = words("check {m} --cases {c} --json", &[("m", &model), ("c", folder.path())]);
+    let output = brigade(&line);
+    assert_eq!(output.status.code(), Some(1));
+    let document = json(&output);
+    assert_eq!((&document["passed"], &document["failed"]), (&1.into(), &2.into()), "{document}");
+    let cases = document["cases"].as_array().unwrap();
+    for (name, word) in [("gone", "z.npy"), ("torn", "no case")] {
+        let case = cases.iter().find(|c| c["case"] == name).unwrap();
+        assert!(case["message"].as_str().unwrap().contains(word), "{case}");
+    }
+}
+
+/// One line for each case, however long the reason is; all of it in the document.
+#[test]
+fn onnx_tests_are_told_in_a_line_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let tests = ["test_fine", "test_missing", "test_unreadable"].map(|n| folder.path().join(n));
+    for test in &tests {
+        std::fs::create_dir_all(test.join("test_data_set_0")).unwrap();
+    }
+    let model = std::fs::read(digits("digits.onnx")).unwrap();
+    std::fs::write(tests[0].join("model.onnx"), &model).unwrap();
+    let at = model.windows(4).position(|w| w == b"Relu").unwrap();
+    let mut unknown = model;
+    unknown[at..at + 4].copy_from_slice(b"Rexu");
+    std::fs::write(tests[1].join("model.onnx"), unknown).unwrap();
+    std::fs::create_dir(tests[2].join("model.onnx")).unwrap();
+    let line = "check --onnx-tests {d}";
+    let told = text(&brigade(&words(line, &[("d", folder.path())])).stdout);
+    let of = |name: &str| told.lines().filter(|l| l.contains(name)).collect::<Vec<_>>();
+    assert_eq!(of("test_missing").len(), 1, "{told}");
+    assert!(of("test_missing")[0].contains("Rexu"), "{told}");
+    assert!(of("test_unreadable")[0].contains("is a folder"), "{told}");
+    assert!(!told.lines().any(|l| l.starts_with("  Rexu")), "{told}");
+    assert!(told.lines().any(|l| l.starts_with("plain: 0 of 2 passed")), "{told}");
+    let document = json(&brigade(&words(&format!("{line} --json"), &[("d", folder.path())])));
+    let cases = document["cases"].as_array().unwrap();
+    let missing = cases.iter().find(|c| c["case"] == "test_missing").unwrap();
+    assert!(missing["reason"].as_str().unwrap().contains('\n'), "{missing}");
+    assert_eq!(document["classes"][0]["class"], "plain");
 }

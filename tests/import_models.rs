@@ -3,8 +3,10 @@
 #![cfg(feature = "onnx")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use brigade::check::MODEL_OPERATORS;
 use brigade::graph::{Attribute, Graph};
 use brigade::import::{Limits, import};
 
@@ -82,4 +84,31 @@ fn every_model_imports_and_is_valid() {
             imported.notices
         );
     }
+}
+
+/// The operators of a graph and of its subgraphs, those of ai.onnx.
+fn operators(graph: &Graph, found: &mut BTreeSet<String>) {
+    for node in graph.nodes() {
+        found.insert(node.qualified_op());
+        for attribute in node.attributes.values() {
+            if let Attribute::Graph(sub) = attribute {
+                operators(sub, found);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_list_of_their_operators_is_theirs() {
+    let mut found = BTreeSet::new();
+    for path in models() {
+        operators(&import(&path, &Limits::default()).unwrap().graph, &mut found);
+    }
+    if found.is_empty() {
+        return;
+    }
+    // Constants are no nodes any more.
+    found.insert("Constant".to_owned());
+    let listed: BTreeSet<String> = MODEL_OPERATORS.iter().map(|o| (*o).to_owned()).collect();
+    assert_eq!(found, listed);
 }

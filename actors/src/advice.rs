@@ -43,7 +43,7 @@ fn overhead(report: &OverlapReport, advice: &mut Vec<String>) {
         advice.push(format!(
             "make micro-batches larger: actor `{}` spends {:.1} µs per firing on handing over, beside \
              {:.1} µs of computing",
-            actor.name, actor.overhead_us, actor.service_us
+            actor.actor, actor.overhead_us, actor.service_us
         ));
     }
 }
@@ -55,7 +55,7 @@ fn interference(report: &OverlapReport, advice: &mut Vec<String>) {
         advice.push(format!(
             "stages slow each other down: actor `{}` takes {slowdown:.2} times as long as alone; give \
              them cores of their own, or less memory traffic",
-            actor.name
+            actor.actor
         ));
     }
 }
@@ -68,6 +68,8 @@ fn bottleneck(report: &OverlapReport, advice: &mut Vec<String>) {
     };
     let beside: Vec<&ActorReport> =
         report.actors.iter().filter(|actor| actor.device == limit.device).collect();
+    let replicas: Vec<&ActorReport> =
+        report.actors.iter().filter(|actor| actor.actor == limit.actor).collect();
     let lanes: usize = report.devices.iter().map(|device| device.lanes).sum();
     let device = report.devices.iter().find(|device| device.device == limit.device);
     let total: f64 = report.actors.iter().map(|actor| actor.item_us).sum();
@@ -83,15 +85,21 @@ fn bottleneck(report: &OverlapReport, advice: &mut Vec<String>) {
     } else if !even {
         advice.push(format!(
             "rebalance: actor `{}` takes {:.3} of the {:.3} ms of an item; move work from it to the \
-             others, or replicate it on another lane of its device",
-            limit.name,
-            limit.item_us / 1e3,
-            total / 1e3
+             others, or {}",
+            limit.actor,
+            replicas.iter().map(|actor| actor.item_us).sum::<f64>() / 1e3,
+            total / 1e3,
+            if replicas.len() > 1 {
+                "give it one more replica, on another lane of its device"
+            } else {
+                "replicate it on another lane of its device"
+            }
         ));
     } else if report.achieved.is_some_and(|achieved| achieved >= GOOD) {
         advice.push(format!(
-            "this is what these stages can do: replicate actor `{}`, or add a device, for more",
-            limit.name
+            "this is what these stages can do: {} actor `{}`, or add a device, for more",
+            if replicas.len() > 1 { "add a replica of" } else { "replicate" },
+            limit.actor
         ));
     }
 }

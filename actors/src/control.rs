@@ -60,6 +60,9 @@ pub enum ControlError {
         /// The name that was given.
         actor: String,
     },
+    /// The pipeline was stopped or failed: there is no stage left to restart.
+    #[error("the pipeline has ended")]
+    Ended,
     /// The drain did not finish.
     #[error(transparent)]
     Drain(#[from] DrainError),
@@ -223,7 +226,9 @@ impl Handler<Restart> for Supervisor {
     type Result = Result<(), ControlError>;
 
     fn handle(&mut self, message: Restart, _: &mut Self::Context) -> Self::Result {
-        self.pipeline()?;
+        if self.pipeline()?.has_ended() {
+            return Err(ControlError::Ended);
+        }
         let named = |handle: &&ActorHandle| {
             *handle.name == *message.actor || *handle.actor == *message.actor
         };

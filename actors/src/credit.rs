@@ -2,22 +2,35 @@
 //!
 //! A pure state machine behind one lock: how many credits are out, how many may be, how many bytes
 //! they stand for, how many items wait in the queue in front of them, whether the source is closed,
-//! and who waits for what.
+//! and who waits for what. The account of the items lies under the same lock, since whoever takes or
+//! gives back a credit counts an item: so an item costs the cache line of the lock once on its way in
+//! and once on its way out.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use crate::counts::Counts;
 use crate::error::{ItemError, PushErrorKind};
-use crate::sync::{Condvar, Mutex, lock, wait_until};
+use crate::metrics::nanos;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_until};
 
-/// The credits of one source.
-pub(crate) struct Credits {
-    state: Mutex<State>,
+/// The credits of one source. `H` is a handle on an item: see [`Ledger::keep`].
+#[repr(C)]
+pub(crate) struct Credits<H = ()> {
+    state: Mutex<State<H>>,
     freed: Condvar,
     idle: Condvar,
     /// Whether payloads are weighed at all.
     budgeted: bool,
+    /// What times are counted from.
+    origin: Instant,
+}
+
+/// The credits and the account, locked.
+pub(crate) struct Ledger<'a, H> {
+    state: MutexGuard<'a, State<H>>,
+    credits: &'a Credits<H>,
 }
 
 /// What bounds a source.
@@ -49,16 +62,23 @@ pub(crate) struct Ask {
     pub(crate) bytes: usize,
     /// Whether a place in the queue will do.
     pub(crate) queue: bool,
+    /// When, in nanoseconds since the spawn.
+    pub(crate) at_ns: u64,
 }
 
-/// What every credit looks at comes first, on one cache line.
+/// What both ends write comes first, on one cache line with the lock; then the line that only
+/// admissions write; then what hardly ever changes.
 #[repr(C)]
-struct State {
+struct State<H> {
     used: usize,
-    limit: usize,
-    /// Places in the queue, and those that are taken.
-    queue: usize,
+    /// Places of the queue that are taken.
     queued: usize,
+    /// The last handle on an item that retired; see [`Ledger::keep`].
+    spent: Option<H>,
+    counts: Counts,
+    limit: usize,
+    /// Places in the queue.
+    queue: usize,
     /// Threads in `wait_idle`; spares the wake-up where nobody waits.
     draining: usize,
     /// An item has left the queue and is not on its edges yet: nobody overtakes it.
@@ -115,8 +135,8 @@ impl Wakeups {
     }
 }
 
-impl Credits {
-    pub(crate) fn new(bounds: Bounds) -> Self {
+impl<H> Credits<H> {
+    pub(crate) fn new(bounds: Bounds, origin: Instant) -> Self {
         let weigh = bounds.bytes.map(|budget| Scales {
             budget,
             charged: 0,
@@ -126,8 +146,11 @@ impl Credits {
         });
         Self {
             budgeted: weigh.is_some(),
+            origin,
             state: Mutex::new(State {
                 used: 0,
+                spent: None,
+                counts: Counts::default(),
                 limit: bounds.items,
                 closed: None,
                 draining: 0,
@@ -152,15 +175,20 @@ impl Credits {
 
     /// Takes a credit, or a place in the queue, if one is free.
     pub(crate) fn try_acquire(&self, ask: Ask) -> Result<Place, PushErrorKind> {
-        lock(&self.state).take(ask, None)
+        let mut state = lock(&self.state);
+        let taken = state.take(ask, None);
+        let spent = state.spent.take();
+        drop(state);
+        drop(spent);
+        taken
     }
 
-    /// Takes a credit or a place, waiting for one until `deadline`.
+    /// Takes a credit or a place, waiting for one until `deadline`. Says when it was taken.
     pub(crate) fn acquire(
         &self,
-        ask: Ask,
+        mut ask: Ask,
         deadline: Option<Instant>,
-    ) -> Result<Place, PushErrorKind> {
+    ) -> Result<(Place, u64), PushErrorKind> {
         let mut state = lock(&self.state);
         let mut me = None;
         let taken = loop {
@@ -177,7 +205,9 @@ impl Credits {
                 state.line.extend(me);
             }
             state = wait_until(&self.freed, state, deadline);
+            ask.at_ns = nanos(self.origin.elapsed());
         };
+        let spent = state.spent.take();
         if me.is_some() {
             state.line.retain(|other| Some(*other) != me);
             self.notify(&state);
@@ -186,8 +216,11 @@ impl Credits {
             if let Some(next) = next {
                 next.wake();
             }
+        } else {
+            drop(state);
         }
-        taken
+        drop(spent);
+        taken.map(|place| (place, ask.at_ns))
     }
 
     /// Takes a credit or a place for a future; `waiter` is its place in the line, kept between
@@ -204,7 +237,9 @@ impl Credits {
             other => {
                 state.forget(waiter.take());
                 let next = state.next_future();
+                let spent = state.spent.take();
                 drop(state);
+                drop(spent);
                 if let Some(next) = next {
                     next.wake();
                 }
@@ -238,16 +273,28 @@ impl Credits {
         }
     }
 
-    /// Gives back a credit that was charged with `bytes`. The wakers are for the caller to call,
-    /// outside every lock.
-    pub(crate) fn release(&self, bytes: usize) -> Wakeups {
+    /// Gives back a credit whose item was not admitted after all.
+    pub(crate) fn refuse(&self, bytes: usize) -> Wakeups {
+        let mut ledger = self.open();
+        ledger.state.counts.admitted = ledger.state.counts.admitted.saturating_sub(1);
+        ledger.release(bytes)
+    }
+
+    /// Locks the credits and the account.
+    pub(crate) fn open(&self) -> Ledger<'_, H> {
+        Ledger { state: lock(&self.state), credits: self }
+    }
+
+    /// Counts an item that enters without a credit, into the queue.
+    pub(crate) fn feed(&self, at_ns: u64) {
         let mut state = lock(&self.state);
-        let full = state.used >= state.limit;
-        state.used = state.used.saturating_sub(1);
-        if let Some(scales) = &mut state.weigh {
-            scales.charged = scales.charged.saturating_sub(bytes);
-        }
-        Wakeups { full, ..self.freed(&mut state) }
+        let limit = state.limit;
+        state.counts.feed(at_ns, limit);
+    }
+
+    /// The account of the items, as of one moment.
+    pub(crate) fn counts(&self) -> Counts {
+        lock(&self.state).counts
     }
 
     /// Takes a credit for the item at the head of the queue, which has inputs of `bytes`; gives
@@ -283,14 +330,6 @@ impl Credits {
     pub(crate) fn raise(&self, bytes: usize) {
         if let Some(scales) = &mut lock(&self.state).weigh {
             scales.charged = scales.charged.saturating_add(bytes);
-        }
-    }
-
-    /// Learns from an item that came through how much it held at its peak beyond its inputs.
-    pub(crate) fn learn(&self, extra: usize) {
-        if let Some(scales) = &mut lock(&self.state).weigh {
-            scales.extra = scales.extra.max(extra);
-            scales.known = true;
         }
     }
 
@@ -384,7 +423,7 @@ impl Credits {
     }
 
     /// After something was given back: wakes who waits for it.
-    fn freed(&self, state: &mut State) -> Wakeups {
+    fn freed(&self, state: &mut State<H>) -> Wakeups {
         let mut wakeups = Wakeups { queued: state.queued > 0, ..Wakeups::default() };
         if state.is_idle() {
             if state.draining > 0 {
@@ -400,7 +439,7 @@ impl Credits {
     }
 
     /// Wakes the threads in the line, if there is room for one.
-    fn notify(&self, state: &State) {
+    fn notify(&self, state: &State<H>) {
         if state.line.is_empty() || !state.has_room() {
             return;
         }
@@ -412,7 +451,47 @@ impl Credits {
     }
 }
 
-impl State {
+impl<H> Ledger<'_, H> {
+    /// Gives back a credit that was charged with `bytes`. The wakers are for the caller to call,
+    /// outside every lock.
+    pub(crate) fn release(&mut self, bytes: usize) -> Wakeups {
+        let state = &mut *self.state;
+        let full = state.used >= state.limit;
+        state.used = state.used.saturating_sub(1);
+        if let Some(scales) = &mut state.weigh {
+            scales.charged = scales.charged.saturating_sub(bytes);
+        }
+        Wakeups { full, ..self.credits.freed(state) }
+    }
+
+    /// Learns from an item that came through how much it held at its peak beyond its inputs.
+    pub(crate) fn learn(&mut self, extra: usize) {
+        if let Some(scales) = &mut self.state.weigh {
+            scales.extra = scales.extra.max(extra);
+            scales.known = true;
+        }
+    }
+
+    /// The account of the items.
+    pub(crate) fn counts(&mut self) -> &mut Counts {
+        &mut self.state.counts
+    }
+
+    /// Takes the sink's handle on an item that retired, for the next admission to drop: so the
+    /// handles of an item are counted by the threads of its callers, and the cache line of that
+    /// count stays with them. Gives a handle back that there is no place for.
+    pub(crate) fn keep(&mut self, handle: H) -> Option<H> {
+        match &mut self.state.spent {
+            Some(_) => Some(handle),
+            free => {
+                *free = Some(handle);
+                None
+            }
+        }
+    }
+}
+
+impl<H> State<H> {
     fn is_idle(&self) -> bool {
         self.used == 0 && self.queued == 0
     }
@@ -436,6 +515,7 @@ impl State {
             && let Some(charge) = self.fits(ask.bytes)
         {
             self.enter(charge);
+            self.counts.feed(ask.at_ns, self.limit);
             return Ok(Place::Flight(charge));
         }
         if ask.queue && self.queued < self.queue {
@@ -486,18 +566,41 @@ impl State {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use std::sync::Arc;
     use std::time::Duration;
 
     fn bounded(items: usize) -> Credits {
-        Credits::new(Bounds { items, bytes: None, item_bytes: None, queue: 0 })
+        let bounds = Bounds { items, bytes: None, item_bytes: None, queue: 0 };
+        Credits::new(bounds, Instant::now())
     }
 
     fn weighed(bytes: usize, item_bytes: Option<usize>) -> Credits {
-        Credits::new(Bounds { items: 9, bytes: Some(bytes), item_bytes, queue: 0 })
+        let bounds = Bounds { items: 9, bytes: Some(bytes), item_bytes, queue: 0 };
+        Credits::new(bounds, Instant::now())
     }
 
     fn ask(bytes: usize) -> Ask {
-        Ask { bytes, queue: true }
+        Ask { bytes, queue: true, at_ns: 0 }
+    }
+
+    #[test]
+    fn what_both_ends_write_fits_one_cache_line() {
+        let fed = std::mem::offset_of!(Counts, admitted);
+        assert!(8 + std::mem::offset_of!(State<Arc<u64>>, counts) + fed <= 64);
+    }
+
+    #[test]
+    fn a_spent_handle_goes_with_the_next_admission() {
+        let credits = Credits::new(
+            Bounds { items: 2, bytes: None, item_bytes: None, queue: 0 },
+            Instant::now(),
+        );
+        let item = Arc::new(());
+        assert!(credits.open().keep(Arc::clone(&item)).is_none());
+        assert!(credits.open().keep(Arc::clone(&item)).is_some(), "there is one place");
+        assert_eq!(Arc::strong_count(&item), 2);
+        assert!(credits.try_acquire(Ask::default()).is_ok());
+        assert_eq!(Arc::strong_count(&item), 1);
     }
 
     #[test]
@@ -506,9 +609,9 @@ mod tests {
         assert_eq!(credits.try_acquire(ask(60)).unwrap(), Place::Flight(60));
         assert!(matches!(credits.try_acquire(ask(41)), Err(PushErrorKind::Full)));
         assert_eq!(credits.try_acquire(ask(40)).unwrap(), Place::Flight(40));
-        credits.release(60).wake();
+        credits.open().release(60).wake();
         assert!(matches!(credits.try_acquire(ask(500)), Err(PushErrorKind::Full)));
-        credits.release(40).wake();
+        credits.open().release(40).wake();
         assert_eq!(credits.try_acquire(ask(500)).unwrap(), Place::Flight(500));
         assert!(matches!(credits.try_acquire(ask(0)), Err(PushErrorKind::Full)));
     }
@@ -518,14 +621,14 @@ mod tests {
         let credits = weighed(100, None);
         assert_eq!(credits.try_acquire(ask(10)).unwrap(), Place::Flight(100));
         assert!(credits.try_acquire(ask(10)).is_err());
-        credits.learn(30);
-        credits.release(100).wake();
+        credits.open().learn(30);
+        credits.open().release(100).wake();
         for _ in 0..2 {
             assert_eq!(credits.try_acquire(ask(10)).unwrap(), Place::Flight(40));
         }
         assert!(credits.try_acquire(ask(10)).is_err());
         credits.raise(20);
-        credits.release(60).wake();
+        credits.open().release(60).wake();
         assert_eq!(credits.try_acquire(ask(30)).unwrap(), Place::Flight(60));
     }
 
@@ -539,29 +642,30 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(matches!(credits.try_acquire(ask(1)), Err(PushErrorKind::Full)));
-            credits.release(5).wake();
-            assert_eq!(large.join().unwrap().unwrap(), Place::Flight(10));
+            credits.open().release(5).wake();
+            assert_eq!(large.join().unwrap().unwrap().0, Place::Flight(10));
         });
-        credits.release(10).wake();
+        credits.open().release(10).wake();
         assert!(credits.try_acquire(ask(1)).is_ok());
     }
 
     #[test]
     fn nobody_overtakes_the_queue_and_it_keeps_the_source_busy() {
-        let credits = Credits::new(Bounds { items: 1, bytes: None, item_bytes: None, queue: 2 });
+        let bounds = Bounds { items: 1, bytes: None, item_bytes: None, queue: 2 };
+        let credits: Credits = Credits::new(bounds, Instant::now());
         assert_eq!(credits.try_acquire(ask(0)).unwrap(), Place::Flight(0));
         for _ in 0..2 {
             assert_eq!(credits.try_acquire(ask(0)).unwrap(), Place::Queue);
         }
         assert!(credits.try_acquire(ask(0)).is_err());
         assert!(credits.promote(0).is_none());
-        let wakeups = credits.release(0);
+        let wakeups = credits.open().release(0);
         assert!(wakeups.queued, "somebody has to let the next one in");
         wakeups.wake();
         assert_eq!(credits.wait_idle(Some(Instant::now())), 2);
         assert!(credits.try_acquire(Ask::default()).is_err(), "would overtake");
         assert!(credits.promote(0).is_some());
-        credits.release(0).wake();
+        credits.open().release(0).wake();
         credits.unqueue().wake();
         assert!(credits.try_acquire(Ask::default()).is_err(), "would overtake the one on its way");
         credits.injected().wake();
@@ -577,7 +681,7 @@ mod tests {
         assert!(credits.try_acquire(Ask::default()).is_ok());
         credits.set_limit(1).wake();
         assert_eq!((credits.used(), credits.limit()), (2, 1));
-        credits.release(0).wake();
+        credits.open().release(0).wake();
         assert!(credits.try_acquire(Ask::default()).is_err());
     }
 
@@ -587,7 +691,7 @@ mod tests {
         assert!(credits.try_acquire(Ask::default()).is_ok());
         assert!(credits.try_acquire(Ask::default()).is_ok());
         assert!(matches!(credits.try_acquire(Ask::default()), Err(PushErrorKind::Full)));
-        credits.release(0).wake();
+        credits.open().release(0).wake();
         assert!(credits.try_acquire(Ask::default()).is_ok());
         assert_eq!(credits.used(), 2);
     }
@@ -610,7 +714,6 @@ mod tests {
 
     #[test]
     fn a_woken_future_that_leaves_passes_the_wake_up_on() {
-        use std::sync::Arc;
         use std::sync::atomic::{AtomicUsize, Ordering};
         struct Count(AtomicUsize);
         impl std::task::Wake for Count {
@@ -633,7 +736,7 @@ mod tests {
                 .poll_acquire(Ask::default(), &mut place_b, &Context::from_waker(&wake_b))
                 .is_pending()
         );
-        credits.release(0).wake();
+        credits.open().release(0).wake();
         assert_eq!((a.0.load(Ordering::SeqCst), b.0.load(Ordering::SeqCst)), (1, 0));
         credits.leave(place_a.unwrap());
         assert_eq!(b.0.load(Ordering::SeqCst), 1);

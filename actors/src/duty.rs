@@ -5,10 +5,10 @@ use std::time::Instant;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::{Item, Lineage};
 use crate::metrics::Phase;
-use crate::packet::Work;
+use crate::packet::{Stamp, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
-use crate::supervise::guarded;
+use crate::supervise::{discard, guarded};
 use crate::sync::{Arc, Ordering, lock};
 use crate::worker::{Actor, Duty};
 
@@ -24,11 +24,13 @@ impl<P: Payload> Actor<P> {
     ) {
         let engine = &self.seed.engine;
         if let Some(port) = self.seed.done {
+            discard(lists.into_iter().flatten());
             return engine.done(port, item, None);
         }
         let count = lists.first().map_or(0, Vec::len);
         if let Some(error) = unequal(&lists, count, "the children that it announced") {
             let error = item.blame(error, &self.cell().actor);
+            discard(lists.into_iter().flatten());
             return engine.end_children(region, item, 0, Some(&error));
         }
         let Some((_, budget)) = &engine.regions[region].budget else {
@@ -44,6 +46,7 @@ impl<P: Payload> Actor<P> {
                 granted = budget.acquire(count - made, || self.stopped());
                 at_ns = engine.time(self.cell().meter.enter(Phase::Other));
                 if granted == 0 {
+                    discard(lists.into_iter().flatten());
                     return;
                 }
             }
@@ -53,14 +56,16 @@ impl<P: Payload> Actor<P> {
                 let shape = &engine.regions[region].shape;
                 let child = Item::child(item, made, region, shape, budget);
                 made += 1;
+                let stamp = Stamp { number: child.seq().number(), at_ns };
                 for (port, list) in lists.iter_mut().enumerate() {
                     if let Some(payload) = list.next() {
-                        self.send(&child, port, payload, at_ns);
+                        self.send(&child, port, payload, stamp);
                     }
                 }
             }
             fault = item.skip();
         }
+        discard(lists.into_iter().flatten());
         let fault = fault.filter(|_| made < count);
         let fault = fault.map(|fault| item.blame(fault, &self.cell().actor));
         engine.end_children(region, item, made, fault.as_ref());
@@ -71,16 +76,18 @@ impl<P: Payload> Actor<P> {
         let members = batch.members();
         if let Some(error) = unequal(&lists, members.len(), "the members of the batch") {
             let error = batch.blame(error, &self.cell().actor);
+            discard(lists.into_iter().flatten());
             for member in members {
-                self.send_error(member, &error.clone().at(None, member.seq), at_ns);
+                self.send_error(member, &error.clone().at(None, member.seq()), at_ns);
             }
             return;
         }
         let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
         for member in members {
+            let stamp = Stamp { number: member.seq().number(), at_ns };
             for (port, list) in lists.iter_mut().enumerate() {
                 if let Some(payload) = list.next() {
-                    self.send(member, port, payload, at_ns);
+                    self.send(member, port, payload, stamp);
                 }
             }
             self.report_done(member, None);
@@ -95,10 +102,21 @@ impl<P: Payload> Actor<P> {
         };
         batcher.arrived += 1;
         let keyed = match (inputs, skip) {
-            (Err(error), _) | (Ok(_), Some(error)) => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(inputs), Some(error)) => {
+                discard(inputs);
+                Err(error)
+            }
             (Ok(inputs), None) => match inputs.into_iter().next() {
-                Some(payload) => guarded("the key of the batch", || Ok(batcher.held.key(&payload)))
-                    .map(|key| (key, payload)),
+                Some(payload) => {
+                    match guarded("the key of the batch", || Ok(batcher.held.key(&payload))) {
+                        Ok(key) => Ok((key, payload)),
+                        Err(error) => {
+                            discard(Some(payload));
+                            Err(error)
+                        }
+                    }
+                }
                 None => Err(ItemError::failed("the batch was given no payload")),
             },
         };
@@ -108,7 +126,7 @@ impl<P: Payload> Actor<P> {
                     self.make_batch(full);
                 }
             }
-            Err(error) => self.pass(&item, error),
+            Err(error) => self.pass(&item, 0, error),
         }
     }
 
@@ -142,7 +160,10 @@ impl<P: Payload> Actor<P> {
         let mut inputs = self.outbox.inputs();
         for (member, payload) in members {
             match member.skip() {
-                Some(error) => self.pass(&member, error),
+                Some(error) => {
+                    discard(Some(payload));
+                    self.pass(&member, 0, error);
+                }
                 None => {
                     items.push(member);
                     inputs.push(payload);
@@ -162,7 +183,8 @@ impl<P: Payload> Actor<P> {
         };
         let shape = &self.seed.engine.regions[batcher.region].shape;
         let item = Item::batch(items, kept, batcher.region, shape, &batcher.live);
-        self.backlog.push_back(Work { item, inputs: Ok(inputs), children: Vec::new(), tries: 0 });
+        let (seq, inputs, children) = (item.seq(), Ok(inputs), Vec::new());
+        self.backlog.push_back(Work { item, seq, since_ns: 0, inputs, children, tries: 0 });
     }
 
     /// Makes a batch of each member of a batch that failed.

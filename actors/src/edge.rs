@@ -5,9 +5,10 @@ use crate::error::ItemError;
 use crate::gather::Part;
 use crate::item::{Item, Lineage};
 use crate::join::Join;
-use crate::packet::{Delivery, Message};
+use crate::packet::{Delivery, Message, Stamp};
 use crate::payload::Payload;
 use crate::region::RegionId;
+use crate::supervise::discard;
 use crate::sync::{Arc, Sender, lock};
 
 /// One edge, seen from the port that gives.
@@ -36,7 +37,7 @@ impl<P: Payload> Engine<P> {
         to: &[Target<P>],
         item: Arc<Item<P>>,
         payload: P,
-        at_ns: u64,
+        stamp: Stamp,
     ) {
         if let Some((last, rest)) = to.split_last() {
             if self.credits.weighs() {
@@ -45,9 +46,11 @@ impl<P: Payload> Engine<P> {
                 self.hold_bytes(&item, bytes);
             }
             for target in rest {
-                self.deliver(target, Arc::clone(&item), Ok(payload.share()), at_ns);
+                self.deliver(target, Arc::clone(&item), Ok(payload.share()), stamp);
             }
-            self.deliver(last, item, Ok(payload), at_ns);
+            self.deliver(last, item, Ok(payload), stamp);
+        } else {
+            discard(Some(payload));
         }
     }
 
@@ -67,10 +70,10 @@ impl<P: Payload> Engine<P> {
         to: &[Target<P>],
         item: &Arc<Item<P>>,
         error: &ItemError,
-        at_ns: u64,
+        stamp: Stamp,
     ) {
         for target in to {
-            self.deliver(target, Arc::clone(item), Err(error.clone()), at_ns);
+            self.deliver(target, Arc::clone(item), Err(error.clone()), stamp);
         }
     }
 
@@ -79,32 +82,39 @@ impl<P: Payload> Engine<P> {
         target: &Target<P>,
         item: Arc<Item<P>>,
         delivery: Delivery<P>,
-        at_ns: u64,
+        stamp: Stamp,
     ) {
-        item.cells.stamp(target.edge, at_ns);
-        let meter = &self.edges[target.edge].meter;
+        let edge = &self.edges[target.edge];
+        let meter = &edge.meter;
         match &target.to {
             Taker::Only { inbox, .. } => {
                 meter.send(None);
                 // Never blocks: an inbox has room for every item that can be in flight. An inbox
                 // whose actor has ended belongs to a stopped pipeline, whose items are settled.
-                let _ = inbox.send(Message::Packet(item, delivery));
+                if let Err(unsent) = inbox.send(Message::Packet(item, delivery, stamp)) {
+                    unsent.0.discard();
+                }
             }
             Taker::Join { actor, join, port, inbox } => {
-                meter.send(Some(self.taken(*actor)));
+                item.cells.stamp(target.edge, stamp.at_ns);
+                // Not past its capacity: then there is no need to look at the account of the actor.
+                let more = meter.peak() < edge.capacity as u64;
+                meter.send(more.then(|| self.taken(*actor)));
                 if item.cells.fill(*join, *port, Some(delivery)) {
-                    let _ = inbox.send(Message::Ready(item));
+                    let _ = inbox.send(Message::Ready(item, stamp.number));
                 }
             }
             Taker::Collect { slot, inbox } => {
+                item.cells.stamp(target.edge, stamp.at_ns);
                 meter.send(None);
                 self.absorb(*slot, inbox, &item, Part::One(delivery));
             }
             Taker::Sink { port } => {
                 meter.send(None);
                 if self.sink.ports == 1 && matches!(item.lineage, Lineage::Root) {
-                    self.finish_with(&item, delivery);
+                    self.finish_with(item, delivery, stamp.at_ns);
                 } else {
+                    item.cells.stamp(target.edge, stamp.at_ns);
                     self.leave(*port, &item, Part::One(delivery));
                 }
             }
@@ -128,7 +138,7 @@ impl<P: Payload> Engine<P> {
         if let Lineage::Child { parent, index, .. } = &item.lineage
             && lock(&parent.gathers[slot]).put(*index, part, self.child_bytes)
         {
-            let _ = inbox.send(Message::Ready(Arc::clone(parent)));
+            let _ = inbox.send(Message::ready(parent));
         }
     }
 
@@ -157,7 +167,7 @@ impl<P: Payload> Engine<P> {
             Lineage::Batch { members, .. } => {
                 let error = part.into_error();
                 for member in members {
-                    let error = error.clone().map(|error| error.at(None, member.seq));
+                    let error = error.clone().map(|error| error.at(None, member.seq()));
                     self.done(port, member, error);
                 }
             }
@@ -190,7 +200,7 @@ impl<P: Payload> Engine<P> {
             match end {
                 End::Collect { slot, inbox } => {
                     if lock(&item.gathers[*slot]).announce(count, fault.cloned()) {
-                        let _ = inbox.send(Message::Ready(Arc::clone(item)));
+                        let _ = inbox.send(Message::ready(item));
                     }
                 }
                 End::Sink { port } => {
@@ -217,7 +227,9 @@ impl<P: Payload> Engine<P> {
         for end in &self.regions[region].ends {
             match end {
                 End::Unbatch { inbox } => {
-                    let _ = inbox.send(Message::Packet(Arc::clone(item), Err(error.clone())));
+                    let stamp = Stamp { number: item.seq().number(), at_ns: 0 };
+                    let message = Message::Packet(Arc::clone(item), Err(error.clone()), stamp);
+                    let _ = inbox.send(message);
                 }
                 End::Sink { port } => self.done(*port, item, Some(error.clone())),
                 End::Collect { .. } => {}

@@ -3,23 +3,25 @@
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
-use crate::counts::Counts;
+use crate::counts::Verdict;
 use crate::cpu::CpuBudget;
-use crate::credit::{Bounds, Credits, Wakeups};
+use crate::credit::{Bounds, Credits, Ledger, Wakeups};
 use crate::depth::{Tuner, Ways};
 use crate::edge::Target;
 use crate::error::{ErrorKind, ItemError};
 use crate::exits::Exits;
 use crate::flight::Flight;
+use crate::histogram::Recorder;
 use crate::inbox::{Bell, Flags};
-use crate::item::{Admission, Item, Outcome, Shape};
+use crate::item::{Admission, Item, Shape};
 use crate::join::Join;
 use crate::lane::{LaneHold, Lanes};
 use crate::metrics::{EdgeMeter, Meter, PipelineState, nanos};
-use crate::packet::Message;
+use crate::packet::{Message, Stamp};
 use crate::payload::Payload;
 use crate::queue::Queue;
 use crate::region::{ROOT, RegionId};
+use crate::result::Settlement;
 use crate::spans;
 use crate::sync::{Apart, Arc, AtomicU64, AtomicUsize, Mutex, Ordering, Sender, lock};
 use crate::topology::{InPort, OutPort};
@@ -30,7 +32,8 @@ use crate::weight::Total;
 pub(crate) struct Engine<P> {
     pub(crate) name: String,
     pub(crate) origin: Instant,
-    pub(crate) credits: Apart<Credits>,
+    /// Beside the credits the account of the items.
+    pub(crate) credits: Apart<Credits<Arc<Item<P>>>>,
     /// The most items that may ever be in flight: what inboxes have room for.
     pub(crate) capacity: usize,
     pub(crate) queue: Queue<P>,
@@ -68,15 +71,19 @@ pub(crate) struct Engine<P> {
     /// Why the pipeline ends or ended.
     ending: Mutex<Option<(PipelineState, ItemError)>>,
     pub(crate) exits: Exits,
-    pub(crate) admitted: Apart<AtomicU64>,
-    pub(crate) counts: Apart<Counts>,
+    /// Items that a stop gave up.
+    pub(crate) given_up: AtomicUsize,
+    /// The times from admission to result.
+    pub(crate) latency: Apart<Recorder>,
 }
 
 /// One region of the topology, while it runs.
 pub(crate) struct Region<P> {
     /// What its items are made with.
     pub(crate) shape: Shape,
-    /// Items that entered so far: announced before they are sent.
+    /// Whether a batch takes from it, and so has to know what entered.
+    pub(crate) batched: bool,
+    /// Items that entered so far, where that is asked for: announced before they are sent.
     pub(crate) entered: Apart<AtomicU64>,
     /// The fan-out whose children flow here, and its budget.
     pub(crate) budget: Option<(usize, Arc<Budget>)>,
@@ -189,7 +196,7 @@ impl<P: 'static> Engine<P> {
             origin: wiring.origin,
             flight: Apart(Flight::new(wiring.capacity.saturating_add(wiring.queue.capacity))),
             spin: wiring.spin,
-            credits: Apart(Credits::new(wiring.bounds)),
+            credits: Apart(Credits::new(wiring.bounds, wiring.origin)),
             capacity: wiring.capacity,
             queue: wiring.queue,
             bytes: Total::default(),
@@ -205,6 +212,7 @@ impl<P: 'static> Engine<P> {
             sinks: wiring.sinks,
             sink_edges: wiring.sink_edges,
             exits: Exits::new(wiring.actors.len()),
+            given_up: AtomicUsize::new(0),
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
@@ -213,8 +221,7 @@ impl<P: 'static> Engine<P> {
             items: Ring::new(wiring.trace),
             next_stream: AtomicU64::new(0),
             ending: Mutex::new(None),
-            admitted: Apart::default(),
-            counts: Apart(Counts::new()),
+            latency: Apart(Recorder::new()),
         }
     }
 
@@ -252,34 +259,44 @@ impl<P: 'static> Engine<P> {
         }
     }
 
-    /// Counts an admission and gives it its place in flight.
+    /// Gives an item that was counted its place in flight.
     pub(crate) fn enter(&self, admission: Admission<P>) -> Result<Arc<Item<P>>, ItemError> {
-        let item = self.flight.insert(admission, &self.regions[ROOT].shape)?;
-        let before = self.admitted.fetch_add(1, Ordering::Relaxed);
-        self.counts.feed(before, self.time(item.admitted), || self.credits.limit());
-        Ok(item)
+        self.flight.insert(admission, &self.regions[ROOT].shape)
     }
 
-    /// Gives an item its result and its credit back; nobody sees the one without the other. Gives
-    /// the wakers of who waited for either.
-    fn settle(&self, item: &Item<P>, outcome: Outcome<P>) -> Option<Wakeups> {
-        let complete = outcome.is_ok();
-        let filtered = matches!(&outcome, Err(error) if error.is_filtered());
-        let failed = !complete && !filtered;
-        let wakeups = item.result.conclude(outcome, |first| {
-            self.count_result(item, failed || !first);
-            if filtered && first {
-                self.counts.filtered.fetch_add(1, Ordering::Relaxed);
+    /// Gives an item its result and its credit back; nobody sees the one without the other. Gives the
+    /// wakers of who waited for either.
+    fn settle(
+        &self,
+        item: Arc<Item<P>>,
+        settlement: Settlement<P>,
+        now_ns: u64,
+    ) -> Option<Wakeups> {
+        let verdict = settlement.verdict();
+        // Locked before the result, so that the wait for its cache line does not fall between the
+        // first and the last look at that of the result.
+        let mut ledger = self.credits.open();
+        let (wakeups, aftermath) = item.result.conclude(settlement, |first| {
+            let counted = if first { verdict } else { Verdict::Failed };
+            self.count_result(&mut ledger, &item, counted, now_ns);
+            let mut charge = 0;
+            if self.credits.weighs() {
+                let complete = verdict == Verdict::Value && first;
+                charge = item.weight.retire(complete, &self.bytes, |extra| ledger.learn(extra));
             }
-            let charge = if self.credits.weighs() {
-                item.weight.retire(complete && first, &self.bytes, &self.credits)
-            } else {
-                0
-            };
-            self.credits.release(charge)
+            ledger.release(charge)
         });
-        if item.stream.is_some() {
-            self.flight.forget(item);
+        if aftermath.wakes() || item.stream.is_some() || wakeups.is_none() {
+            drop(ledger);
+            item.result.attend(aftermath);
+            if item.stream.is_some() {
+                self.flight.forget(&item);
+            }
+        } else {
+            let handle = ledger.keep(item);
+            drop(ledger);
+            drop(handle);
+            aftermath.discard();
         }
         wakeups
     }
@@ -287,18 +304,33 @@ impl<P: 'static> Engine<P> {
     /// Gives an item that holds no credit its result.
     pub(crate) fn settle_queued(&self, item: &Item<P>, error: ItemError) {
         item.leave_queue();
-        item.result.conclude(Err(error), |_| {
-            self.counts.turned_away.fetch_add(1, Ordering::Relaxed);
-            self.count_result(item, true);
+        let now = self.time(Instant::now());
+        let mut ledger = self.credits.open();
+        let (_, aftermath) = item.result.conclude(Settlement::Whole(Err(error)), |_| {
+            self.count_result(&mut ledger, item, Verdict::TurnedAway, now);
         });
+        drop(ledger);
+        item.result.attend(aftermath);
     }
 
-    fn count_result(&self, item: &Item<P>, failed: bool) {
-        let at = Instant::now();
-        let now = self.time(at).max(1);
-        let latency = nanos(at.saturating_duration_since(item.admitted));
-        self.counts.result(latency, now, failed);
-        self.items.record(item.seq.number(), self.time(item.admitted), now);
+    fn count_result(
+        &self,
+        ledger: &mut Ledger<'_, Arc<Item<P>>>,
+        item: &Item<P>,
+        verdict: Verdict,
+        now_ns: u64,
+    ) {
+        let now = now_ns.max(1);
+        let admitted = item.result.admitted_ns;
+        ledger.counts().result(now, verdict);
+        self.latency.record(now.saturating_sub(admitted));
+        if self.items.is_on() {
+            self.items.record(item.seq().number(), admitted, now);
+        }
+        if self.sink.ports == 1 {
+            // Nothing lies in the edge into a sink of one port.
+            return;
+        }
         for sink in &self.sink_edges {
             let since = item.cells.stamped(sink.edge);
             if since > 0 {
@@ -321,10 +353,12 @@ impl<P: 'static> Engine<P> {
         spans::stopped(&self.name, state, cause);
         self.credits.close(cause.clone());
         let left = self.flight.close(cause);
+        self.given_up.store(left.len(), Ordering::Release);
         self.credits.abandon();
         self.queue.clear();
         for item in left {
-            self.count_result(&item, true);
+            let now = self.time(Instant::now());
+            self.count_result(&mut self.credits.open(), &item, Verdict::Failed, now);
             item.abort(cause.clone());
             if let Some(stream) = &item.stream {
                 stream.abandon();
@@ -353,7 +387,7 @@ impl<P: 'static> Engine<P> {
 
     /// Items with a result.
     pub(crate) fn completed(&self) -> u64 {
-        self.counts.completed.load(Ordering::Relaxed)
+        self.credits.counts().completed
     }
 
     /// Items that lie in an edge, in front of its actor.
@@ -406,8 +440,13 @@ impl<P: 'static> Engine<P> {
 
 impl<P: Payload> Engine<P> {
     /// Gives an item its result and its credit back, and lets the next one in from the queue.
-    pub(crate) fn retire(self: &Arc<Self>, item: &Item<P>, outcome: Outcome<P>) {
-        let Some(wakeups) = self.settle(item, outcome) else {
+    pub(crate) fn retire(
+        self: &Arc<Self>,
+        item: Arc<Item<P>>,
+        settlement: Settlement<P>,
+        now_ns: u64,
+    ) {
+        let Some(wakeups) = self.settle(item, settlement, now_ns) else {
             return;
         };
         let (queued, full) = (wakeups.queued, wakeups.full);
@@ -426,14 +465,15 @@ impl<P: Payload> Engine<P> {
         if self.sink.ports == 0 {
             self.finish(item);
         }
+        let stamp = Stamp { number: item.seq().number(), at_ns: at_ns.max(1) };
         let last = inputs.pop();
         for (targets, payload) in self.sources.iter().zip(inputs.drain(..)) {
-            self.send(targets, Arc::clone(item), payload, at_ns);
+            self.send(targets, Arc::clone(item), payload, stamp);
         }
         // The item cannot be finished before its last payload is sent: its result finds the vector.
         item.result.lend(inputs);
         if let (Some(targets), Some(payload)) = (self.sources.last(), last) {
-            self.send(targets, Arc::clone(item), payload, at_ns);
+            self.send(targets, Arc::clone(item), payload, stamp);
         }
     }
 }
@@ -441,7 +481,10 @@ impl<P: Payload> Engine<P> {
 impl<P> Engine<P> {
     /// Announces items that are about to be sent into a region.
     pub(crate) fn enters(&self, region: RegionId, items: usize) {
-        self.regions[region].entered.fetch_add(items as u64, Ordering::AcqRel);
+        let region = &self.regions[region];
+        if region.batched {
+            region.entered.fetch_add(items as u64, Ordering::AcqRel);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use crate::packet::Seq;
+use crate::supervise::discard;
 use crate::sync::Arc;
 
 /// What kind of thing happened to an item.
@@ -279,13 +280,16 @@ impl Error for ItemError {
     }
 }
 
+/// What an item is told whose deadline passed in front of the pipeline.
+const LATE: &str = "the deadline passed before the item was let in";
+
 /// Why a push was not admitted.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum PushErrorKind {
     /// As many items are in flight as may be.
     Full,
-    /// The deadline passed while the push waited for a credit.
+    /// The deadline passed before the item was let in, in most cases while it waited for a credit.
     Expired,
     /// The pipeline takes nothing more: it is draining, was stopped, or failed with this cause.
     Closed(ItemError),
@@ -326,11 +330,10 @@ impl<I> PushError<I> {
 
     /// The refusal as the result of an item that never entered.
     pub fn into_item_error(self) -> ItemError {
+        discard(Some(self.inputs));
         match self.kind {
             PushErrorKind::Full => ItemError::new(ErrorKind::Dropped, "the pipeline is full"),
-            PushErrorKind::Expired => {
-                ItemError::new(ErrorKind::Expired, "no credit came before the deadline")
-            }
+            PushErrorKind::Expired => ItemError::new(ErrorKind::Expired, LATE),
             PushErrorKind::Closed(cause) => cause,
             kind @ PushErrorKind::Arity { .. } => {
                 ItemError::new(ErrorKind::Invalid, PushError::new(kind, ()).to_string())
@@ -342,10 +345,11 @@ impl<I> PushError<I> {
 impl<I> fmt::Display for PushError<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            PushErrorKind::Full => {
-                f.write_str("the pipeline is full: take results, or push and wait for a credit")
-            }
-            PushErrorKind::Expired => f.write_str("no credit came before the deadline"),
+            PushErrorKind::Full => f.write_str(
+                "the pipeline is full: push again once results have come (`push` waits for that \
+                     under `WhenFull::Wait`)",
+            ),
+            PushErrorKind::Expired => f.write_str(LATE),
             PushErrorKind::Closed(cause) => write!(f, "the pipeline takes no more items: {cause}"),
             PushErrorKind::Arity { expected, given } => {
                 write!(f, "{given} inputs were given to a pipeline with {expected} source ports")
@@ -563,17 +567,35 @@ pub enum SpawnError {
         /// The threads of the system.
         budget: usize,
     },
-    /// An option has a value that cannot work.
+    /// An option asks for more than there can be of what is made ready, or counted, for each.
+    #[error("{option}({given}): at most {most}")]
+    TooMany {
+        /// The option.
+        option: &'static str,
+        /// What was given.
+        given: usize,
+        /// The most that can be.
+        most: usize,
+    },
+    /// An option has a value that cannot work, or contradicts another one.
     #[error("{0}")]
     Options(String),
 }
 
+fn left_words(left: usize) -> String {
+    match left {
+        0 => String::new(),
+        1 => "; 1 item was still in flight".into(),
+        left => format!("; {left} items were still in flight"),
+    }
+}
+
 /// A drain that did not finish: what was left when its deadline passed or the pipeline stopped.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{left} items are still in flight: {reason}")]
+#[error("the drain did not finish: {reason}{}", left_words(*.left))]
 #[non_exhaustive]
 pub struct DrainError {
-    /// Items without a result when the drain gave up.
+    /// Items that were in flight when the drain gave up, or that a stop gave up.
     pub left: usize,
     /// Why it gave up.
     pub reason: String,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::counts::{Counts, load};
+use crate::counts::load;
 use crate::cpu::CpuStats;
 use crate::engine::{EdgeCell, Engine};
 use crate::metrics::{
@@ -61,6 +61,7 @@ impl<P: 'static> Engine<P> {
             let actor = self.actors[*maker].name.to_string();
             Some(FanOutStats { actor, children, peak, limit: budget.limit() })
         });
+        let counts = self.credits.counts();
         let detached = self.exits.left_behind();
         let (budget, used) = self.budget.level();
         let (stalls, stall_count) = self.watch.as_ref().map(Watch::snapshot).unwrap_or_default();
@@ -71,16 +72,16 @@ impl<P: 'static> Engine<P> {
             in_flight: self.credits.used(),
             in_flight_limit: self.credits.limit(),
             admission: self.admission(),
-            admitted: self.admitted.load(Ordering::Relaxed),
-            completed: self.counts.completed.load(Ordering::Relaxed),
-            failed: self.counts.failed.load(Ordering::Relaxed),
-            filtered: load(&self.counts.filtered),
-            latency: self.counts.latency.snapshot(),
-            first: Counts::mark(&self.counts.first_ns, 0),
-            began: Counts::mark(&self.counts.began_ns, load(&self.counts.began_items)),
-            filled: Counts::mark(&self.counts.filled_ns, load(&self.counts.fill)),
-            fed: Counts::mark(&self.counts.fed_ns, load(&self.counts.fed_items)),
-            last: Counts::mark(&self.counts.last_ns, self.counts.through()),
+            admitted: counts.admitted,
+            completed: counts.completed,
+            failed: counts.failed,
+            filtered: counts.filtered,
+            latency: self.latency.snapshot(),
+            first: counts.first(),
+            began: counts.began(),
+            filled: counts.filled(),
+            fed: counts.fed(),
+            last: counts.last(),
             actors,
             edges: edges.collect(),
             devices: devices.collect(),
@@ -118,6 +119,9 @@ impl<P: 'static> Engine<P> {
                 (Some(actor), left, waited)
             }
             InPort::Sink(_) => {
+                if self.sink.ports == 1 && !self.edges[edge].gathers {
+                    return (None, Some(self.edges[edge].meter.snapshot().0), 0);
+                }
                 let sink = self.sink_edges.iter().find(|sink| sink.edge == edge);
                 sink.map_or((None, None, 0), |sink| {
                     (None, Some(load(&sink.left)), load(&sink.waited_ns))
@@ -150,7 +154,7 @@ impl<P: 'static> Engine<P> {
         }
         // An item is in one list or the other, or in both; never in none.
         let in_flight = self.flight.open();
-        let in_flight = in_flight.into_iter().map(|(seq, at)| (seq.number(), self.time(at)));
+        let in_flight = in_flight.into_iter().map(|(seq, at_ns)| (seq.number(), at_ns));
         self.items.export_items(in_flight.collect(), &mut trace);
         for (me, actor) in self.actors.iter().enumerate() {
             trace.actors.push(TraceActor {

@@ -1,7 +1,6 @@
 //! The items in flight.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use crate::error::ItemError;
 use crate::item::{Admission, Item, Shape};
@@ -52,17 +51,17 @@ impl<P> Flight<P> {
     /// Takes an item out that must not be kept: one of a stream would keep what the stream carries.
     pub(crate) fn forget(&self, item: &Item<P>) {
         let mut table = lock(&self.0);
-        let place = table.items.iter().position(|other| other.seq == item.seq);
+        let place = table.items.iter().position(|other| other.seq() == item.seq());
         let forgotten = place.and_then(|place| table.items.remove(place));
         drop(table);
         drop(forgotten);
     }
 
-    /// The numbers of the items in flight, and when they were admitted.
-    pub(crate) fn open(&self) -> Vec<(Seq, Instant)> {
+    /// The numbers of the items in flight, and when they were admitted, in nanoseconds.
+    pub(crate) fn open(&self) -> Vec<(Seq, u64)> {
         let table = lock(&self.0);
         let open = table.items.iter().filter(|item| !item.result.is_retired());
-        open.map(|item| (item.seq, item.admitted)).collect()
+        open.map(|item| (item.seq(), item.result.admitted_ns)).collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Item<P>>> {
@@ -74,7 +73,7 @@ impl<P> Flight<P> {
     pub(crate) fn oldest(&self) -> Option<Seq> {
         let table = lock(&self.0);
         let left = table.items.iter().filter(|item| !item.result.is_retired());
-        left.map(|item| item.seq).min()
+        left.map(|item| item.seq()).min()
     }
 
     /// Takes no more items, and retires those that are left.
@@ -93,7 +92,7 @@ impl<P> Table<P> {
                 break;
             };
             if let Some(unheld) = Arc::get_mut(&mut item)
-                && unheld.result.is_retired()
+                && unheld.result.0.has_retired()
             {
                 unheld.renew(seq, admission, shape);
                 return item;

@@ -7,6 +7,7 @@
 use crate::error::{ErrorKind, ItemError};
 use crate::packet::Delivery;
 use crate::payload::Payload;
+use crate::supervise::discard;
 
 /// What one item leaves at an end of its region.
 pub(crate) enum Part<P> {
@@ -60,9 +61,21 @@ impl<P> Gather<P> {
         Ok(list)
     }
 
+    /// Empties the cell for another item.
+    pub(crate) fn renew(&mut self) {
+        if self.arrived > 0 || self.expected.is_some() || self.fault.is_some() {
+            self.forget();
+            *self = Self::default();
+        }
+    }
+
     fn spoil(&mut self, fault: ItemError) {
         self.fault.get_or_insert(fault);
-        self.places = Vec::new();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        std::mem::take(&mut self.places).into_iter().flatten().for_each(Part::discard);
     }
 }
 
@@ -84,9 +97,15 @@ impl<P: Payload> Gather<P> {
                 self.places.resize_with(index + 1, || None);
             }
             self.places[index] = Some(part);
+        } else {
+            part.discard();
         }
         self.expected == Some(self.arrived)
     }
+}
+
+fn error_of<P>(delivery: Delivery<P>) -> Option<ItemError> {
+    delivery.map(|payload| discard(Some(payload))).err()
 }
 
 impl<P> Part<P> {
@@ -94,11 +113,14 @@ impl<P> Part<P> {
     pub(crate) fn into_error(self) -> Option<ItemError> {
         match self {
             Self::Nothing => None,
-            Self::One(delivery) => delivery.err(),
-            Self::Many(deliveries) => {
-                ItemError::join(deliveries.into_iter().filter_map(Result::err))
-            }
+            Self::One(delivery) => error_of(delivery),
+            Self::Many(deliveries) => ItemError::join(deliveries.into_iter().filter_map(error_of)),
         }
+    }
+
+    /// Drops it, whatever its payloads do.
+    fn discard(self) {
+        drop(self.into_error());
     }
 }
 

@@ -35,7 +35,8 @@ fn upper_ns(bucket: usize) -> u64 {
     lower + (1 << shift) - 1
 }
 
-/// Where durations are counted while the pipeline runs: by any number of threads, without a lock.
+/// Where durations are counted while the pipeline runs: by one thread at a time (the one that holds
+/// the lock of the credits), read by any without a lock.
 pub(crate) struct Recorder {
     counts: Box<[Tally]>,
     sum_ns: Tally,
@@ -52,10 +53,14 @@ impl Recorder {
     }
 
     pub(crate) fn record(&self, ns: u64) {
-        self.counts[bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
-        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+        let add = |figure: &Tally, more: u64| {
+            let sum = figure.load(Ordering::Relaxed).wrapping_add(more);
+            figure.store(sum, Ordering::Relaxed);
+        };
+        add(&self.counts[bucket_of(ns)], 1);
+        add(&self.sum_ns, ns);
         if ns > self.max_ns.load(Ordering::Relaxed) {
-            self.max_ns.fetch_max(ns, Ordering::Relaxed);
+            self.max_ns.store(ns, Ordering::Relaxed);
         }
     }
 

@@ -140,7 +140,7 @@ impl<P> Inbox<P> {
             Some(shared) => {
                 // Never blocks: the item came out of this inbox, so its place in it is free. The
                 // channel is open as long as this side of it is.
-                let _ = shared.sender.send(Message::Gathered(work));
+                let _ = shared.sender.send(Message::Gathered(Box::new(work)));
                 Ok(())
             }
         }
@@ -256,13 +256,14 @@ mod tests {
         let admission = Admission {
             deadline: None,
             stream: None,
-            admitted: Instant::now(),
+            admitted_ns: 0,
             queued: false,
             start_by: None,
         };
         let item = Item::new(Seq::new(seq), admission, &Shape::default());
         let inputs = Err(ItemError::failed("late"));
-        Work { item: Arc::new(item), inputs, children: Vec::new(), tries: 0 }
+        let item = Arc::new(item);
+        Work { seq: item.seq(), item, since_ns: 0, inputs, children: Vec::new(), tries: 0 }
     }
 
     #[test]
@@ -273,7 +274,7 @@ mod tests {
         assert!(inboxes[2].try_next(true).is_none());
         assert!(matches!(inboxes[1].try_next(false), Some(Next::Wake)));
         assert!(inboxes[1].flags().lower(Flags::POLL) && !inboxes[0].flags().lower(Flags::POLL));
-        let _ = sender.send(Message::Gathered(work(7)));
+        let _ = sender.send(Message::Gathered(Box::new(work(7))));
         assert!(inboxes[2].try_next(false).is_none(), "took an item that it did not want");
         assert!(matches!(inboxes[2].next(true, None), Next::Message(Message::Gathered(_))));
     }
@@ -281,15 +282,15 @@ mod tests {
     #[test]
     fn what_a_replica_gives_back_the_others_find() {
         let (inboxes, sender) = Inbox::<i64>::shared(1, Duration::ZERO, 2);
-        let _ = sender.send(Message::Gathered(work(7)));
+        let _ = sender.send(Message::Gathered(Box::new(work(7))));
         let Some(Next::Message(Message::Gathered(taken))) = inboxes[0].try_next(true) else {
             panic!("nothing arrived");
         };
-        assert!(inboxes[0].give_back(taken).is_ok());
+        assert!(inboxes[0].give_back(*taken).is_ok());
         let Some(Next::Message(Message::Gathered(found))) = inboxes[1].try_next(true) else {
             panic!("nothing was given back");
         };
-        assert_eq!(found.item.seq, Seq::new(7));
+        assert_eq!(found.seq, Seq::new(7));
         let (single, _sender, _) = Inbox::<i64>::new(1, Duration::ZERO);
         assert!(single.give_back(work(8)).is_err());
     }

@@ -12,7 +12,8 @@ use crate::packet::Seq;
 use crate::region::{ROOT, RegionId};
 use crate::result::ResultCell;
 use crate::state::Carried;
-use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
+use crate::supervise::discard;
+use crate::sync::{Apart, Arc, AtomicBool, Mutex, Ordering, own};
 use crate::weight::Weight;
 
 /// The result of an item: one payload per sink port, or why there is none.
@@ -20,15 +21,17 @@ pub(crate) type Outcome<P> = Result<Vec<P>, ItemError>;
 
 /// What every packet of an item points to.
 ///
-/// An item is used again once nobody holds it: see [`Flight`](crate::engine::Flight).
+/// An item is used again once nobody holds it: see [`Flight`](crate::flight::Flight). What differs
+/// from one use to the next lies apart from the rest: the number (messages carry it along, so an actor
+/// does not look here) and the result. The rest is mostly what it was before, and is written only
+/// where it is not, so that reading it costs an actor nothing.
 pub(crate) struct Item<P> {
-    pub(crate) seq: Seq,
+    seq: Apart<Seq>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) stream: Option<Arc<Carried<P>>>,
     /// The region that it flows in.
     pub(crate) region: RegionId,
     pub(crate) lineage: Lineage<P>,
-    pub(crate) admitted: Instant,
     pub(crate) weight: Weight,
     /// When it has waited too long in the queue.
     pub(crate) start_by: Option<Instant>,
@@ -38,7 +41,7 @@ pub(crate) struct Item<P> {
     pub(crate) cells: Cells<P>,
     /// Where the lists of its children are gathered.
     pub(crate) gathers: Box<[Mutex<Gather<P>>]>,
-    pub(crate) result: ResultCell<P>,
+    pub(crate) result: Apart<ResultCell<P>>,
 }
 
 /// Where an item comes from.
@@ -66,7 +69,8 @@ pub(crate) struct Shape {
 pub(crate) struct Admission<P> {
     pub(crate) deadline: Option<Instant>,
     pub(crate) stream: Option<Arc<Carried<P>>>,
-    pub(crate) admitted: Instant,
+    /// When, in nanoseconds since the spawn.
+    pub(crate) admitted_ns: u64,
     /// It has to wait in the queue first, until `start_by` at most.
     pub(crate) queued: bool,
     pub(crate) start_by: Option<Instant>,
@@ -76,10 +80,9 @@ impl<P> Item<P> {
     /// An item of the source.
     pub(crate) fn new(seq: Seq, admission: Admission<P>, shape: &Shape) -> Self {
         Self {
-            seq,
+            seq: Apart(seq),
             deadline: admission.deadline,
             stream: admission.stream,
-            admitted: admission.admitted,
             region: ROOT,
             lineage: Lineage::Root,
             weight: Weight::default(),
@@ -88,25 +91,31 @@ impl<P> Item<P> {
             cancelled: AtomicBool::new(false),
             cells: Cells::new(&shape.joins, shape.edges),
             gathers: (0..shape.gathers).map(|_| Mutex::default()).collect(),
-            result: ResultCell::new(),
+            result: Apart(ResultCell::new(admission.admitted_ns)),
         }
     }
 
     /// Makes another item of the source of this one, of the same shape.
     pub(crate) fn renew(&mut self, seq: Seq, admission: Admission<P>, shape: &Shape) {
-        self.seq = seq;
-        self.deadline = admission.deadline;
-        self.stream = admission.stream;
-        self.admitted = admission.admitted;
-        self.weight = Weight::default();
-        self.start_by = admission.start_by;
-        self.queued.store(admission.queued, Ordering::Relaxed);
-        self.cancelled.store(false, Ordering::Relaxed);
-        self.cells.renew(&shape.joins);
-        for gather in &self.gathers {
-            *lock(gather) = Gather::default();
+        self.seq.0 = seq;
+        change(&mut self.deadline, admission.deadline);
+        change(&mut self.start_by, admission.start_by);
+        if self.stream.is_some() || admission.stream.is_some() {
+            discard(std::mem::replace(&mut self.stream, admission.stream));
         }
-        self.result.renew();
+        self.weight.renew();
+        put(&self.queued, admission.queued);
+        put(&self.cancelled, false);
+        self.cells.renew(&shape.joins);
+        for gather in &mut self.gathers {
+            own(gather).renew();
+        }
+        self.result.0.renew(admission.admitted_ns);
+    }
+
+    /// Its number.
+    pub(crate) fn seq(&self) -> Seq {
+        *self.seq
     }
 
     pub(crate) fn leave_queue(&self) {
@@ -124,7 +133,7 @@ impl<P> Item<P> {
             let old = self.start_by.is_some_and(|until| Instant::now() >= until);
             old.then(|| {
                 let message = "the item waited in the queue for longer than it may";
-                ItemError::new(ErrorKind::Expired, message).at(None, self.seq)
+                ItemError::new(ErrorKind::Expired, message).at(None, self.seq())
             })
         })
     }
@@ -141,11 +150,11 @@ impl<P> Item<P> {
         let admission = Admission {
             deadline: parent.deadline,
             stream: parent.stream.clone(),
-            admitted: parent.admitted,
+            admitted_ns: parent.result.admitted_ns,
             queued: false,
             start_by: None,
         };
-        let mut child = Self::new(parent.seq.child(place), admission, shape);
+        let mut child = Self::new(parent.seq().child(place), admission, shape);
         child.region = region;
         let (parent, budget) = (Arc::clone(parent), Arc::clone(budget));
         child.lineage = Lineage::Child { parent, index, budget };
@@ -160,16 +169,11 @@ impl<P> Item<P> {
         shape: &Shape,
         live: &Arc<Live>,
     ) -> Arc<Self> {
-        let seq = members.first().map_or(Seq::new(0), |first| first.seq);
+        let seq = members.first().map_or(Seq::new(0), |first| first.seq());
         let deadlines = members.iter().map(|member| member.deadline);
         let deadline = deadlines.reduce(|one, other| Some(one?.max(other?))).flatten();
-        let admission = Admission {
-            deadline,
-            stream: None,
-            admitted: Instant::now(),
-            queued: false,
-            start_by: None,
-        };
+        let admission =
+            Admission { deadline, stream: None, admitted_ns: 0, queued: false, start_by: None };
         let mut batch = Self::new(seq, admission, shape);
         batch.region = region;
         live.one_more();
@@ -205,13 +209,13 @@ impl<P> Item<P> {
     pub(crate) fn blame(&self, error: ItemError, actor: &Arc<str>) -> ItemError {
         match self.lineage {
             Lineage::Batch { .. } => error.of(actor),
-            Lineage::Root | Lineage::Child { .. } => error.at(Some(actor), self.seq),
+            Lineage::Root | Lineage::Child { .. } => error.at(Some(actor), self.seq()),
         }
     }
 
     /// Settles with an error and lets the actors skip the item. True if it had no result yet.
     pub(crate) fn abort(&self, error: ItemError) -> bool {
-        let first = self.result.settle(Err(error.at(None, self.seq)));
+        let first = self.result.settle(Err(error.at(None, self.seq())));
         // Only now: an actor that skips the item brings an error of its own to the sink.
         self.cancelled.store(true, Ordering::Release);
         first
@@ -239,12 +243,34 @@ impl<P> Item<P> {
     }
 
     pub(crate) fn expired(&self) -> ItemError {
-        ItemError::new(ErrorKind::Expired, "the deadline of the item passed").at(None, self.seq)
+        ItemError::new(ErrorKind::Expired, "the deadline of the item passed").at(None, self.seq())
+    }
+}
+
+/// Writes only what differs: a cache line that stays as it is stays where it is read.
+fn change<T: PartialEq>(place: &mut T, value: T) {
+    if *place != value {
+        *place = value;
+    }
+}
+
+fn put(place: &AtomicBool, value: bool) {
+    if place.load(Ordering::Relaxed) != value {
+        place.store(value, Ordering::Relaxed);
     }
 }
 
 impl<P> Drop for Item<P> {
     fn drop(&mut self) {
+        discard(self.stream.take());
+        self.cells.clear();
+        for gather in &mut self.gathers {
+            own(gather).renew();
+        }
+        self.result.0.clear();
+        if let Lineage::Batch { kept, .. } = &mut self.lineage {
+            discard(own(kept).drain(..));
+        }
         // No inbox, cell or stage holds it any more: its place is free.
         match &self.lineage {
             Lineage::Root => {}

@@ -6,7 +6,8 @@
 //! the table of an item goes with the item.
 
 use crate::packet::Delivery;
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use crate::supervise::discard;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, own};
 
 /// Where the cells of one join lie in each item.
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +23,10 @@ pub(crate) struct Join {
 /// The cells of one item.
 pub(crate) struct Cells<P> {
     cells: Box<[Mutex<Option<Delivery<P>>>]>,
-    missing: Box<[AtomicUsize]>,
-    /// For each edge, when the item was put onto it.
-    sent: Box<[AtomicU64]>,
+    /// For each join, how many of its ports are empty; then the stamps. Senders write both, so they
+    /// lie together.
+    marks: Box<[AtomicU64]>,
+    joins: usize,
 }
 
 impl<P> Cells<P> {
@@ -33,41 +35,51 @@ impl<P> Cells<P> {
         let cells = joins.iter().map(|join| join.ports).sum();
         Self {
             cells: (0..cells).map(|_| Mutex::new(None)).collect(),
-            missing: joins.iter().map(|join| AtomicUsize::new(join.ports)).collect(),
-            sent: (0..edges).map(|_| AtomicU64::new(0)).collect(),
+            marks: marks(joins).chain((0..edges).map(|_| 0)).map(AtomicU64::new).collect(),
+            joins: joins.len(),
         }
     }
 
     /// Empties the cells for another item.
     pub(crate) fn renew(&mut self, joins: &[Join]) {
-        for cell in &self.cells {
-            *lock(cell) = None;
+        for cell in &mut self.cells {
+            let cell = own(cell);
+            if cell.is_some() {
+                discard(cell.take().and_then(Result::ok));
+            }
         }
-        for (missing, join) in self.missing.iter().zip(joins) {
-            missing.store(join.ports, Ordering::Relaxed);
-        }
-        for stamp in &self.sent {
-            stamp.store(0, Ordering::Relaxed);
+        for (mark, fresh) in self.marks.iter().zip(marks(joins).chain(std::iter::repeat(0))) {
+            if mark.load(Ordering::Relaxed) != fresh {
+                mark.store(fresh, Ordering::Relaxed);
+            }
         }
     }
 
-    /// Notes when the item was put onto `edge`. What hands the item over makes it visible.
+    /// Drops what lies in the cells.
+    pub(crate) fn clear(&mut self) {
+        for cell in &mut self.cells {
+            discard(own(cell).take().and_then(Result::ok));
+        }
+    }
+
+    /// Notes when the item was put onto `edge`, one into a join or into a sink of several ports: on the
+    /// others the message carries that along. What hands the item over makes it visible.
     pub(crate) fn stamp(&self, edge: usize, at_ns: u64) {
-        self.sent[edge].store(at_ns.max(1), Ordering::Relaxed);
+        self.marks[self.joins + edge].store(at_ns.max(1), Ordering::Relaxed);
     }
 
     /// Takes the stamp of `edge`; 0 if there is none. Only the taker of the item calls this.
     pub(crate) fn unstamp(&self, edge: usize) -> u64 {
         let stamp = self.stamped(edge);
         if stamp > 0 {
-            self.sent[edge].store(0, Ordering::Relaxed);
+            self.marks[self.joins + edge].store(0, Ordering::Relaxed);
         }
         stamp
     }
 
     /// When the item was put onto `edge`; 0 if it was not.
     pub(crate) fn stamped(&self, edge: usize) -> u64 {
-        self.sent[edge].load(Ordering::Relaxed)
+        self.marks[self.joins + edge].load(Ordering::Relaxed)
     }
 
     /// Fills a port; `None` fills it with nothing but the fact that it was reached. True for the
@@ -77,13 +89,18 @@ impl<P> Cells<P> {
             *lock(&self.cells[join.first + port]) = Some(delivery);
         }
         // Acquire-release: the completer sees what every other sender put into its cell.
-        self.missing[join.index].fetch_sub(1, Ordering::AcqRel) == 1
+        self.marks[join.index].fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// Takes what a port holds.
     pub(crate) fn take(&self, join: Join, port: usize) -> Option<Delivery<P>> {
         lock(&self.cells[join.first + port]).take()
     }
+}
+
+/// How many ports each join has.
+fn marks(joins: &[Join]) -> impl Iterator<Item = u64> {
+    joins.iter().map(|join| join.ports as u64)
 }
 
 #[cfg(test)]

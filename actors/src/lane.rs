@@ -135,8 +135,12 @@ impl Lanes {
     }
 
     /// Gives a lane back at `now`.
+    #[cfg(any(test, loom))]
     pub(crate) fn release(&self, now: Instant) {
-        let mut state = lock(&self.state);
+        self.give_back(&mut lock(&self.state), now);
+    }
+
+    fn give_back(&self, state: &mut State, now: Instant) {
         state.held = state.held.saturating_sub(1);
         state.computing = state.computing.saturating_sub(1);
         if state.computing == 0
@@ -155,18 +159,9 @@ impl Lanes {
     }
 
     /// Counts a lane as lost, because the thread that holds it was left behind.
-    pub(crate) fn poison(&self) {
-        let mut state = lock(&self.state);
-        state.poisoned += 1;
-        for waiter in &state.waiting {
-            waiter.seat.changed.notify_all();
-        }
-    }
-
-    /// A thread that had been left behind came back: its lane counts again.
-    pub(crate) fn cure(&self) {
-        let mut state = lock(&self.state);
-        state.poisoned -= 1;
+    #[cfg(test)]
+    fn poison(&self) {
+        lock(&self.state).poison();
     }
 
     /// Lanes in all, lanes held, lanes poisoned, and the time in which at least one was used.
@@ -179,6 +174,13 @@ impl Lanes {
 }
 
 impl State {
+    fn poison(&mut self) {
+        self.poisoned += 1;
+        for waiter in &self.waiting {
+            waiter.seat.changed.notify_all();
+        }
+    }
+
     fn take(&mut self, pipeline: u64) {
         self.held += 1;
         // The one that was served last stays so: a device of one pipeline keeps no order.
@@ -217,7 +219,7 @@ impl State {
 pub(crate) struct LaneHold {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) seat: Arc<Seat>,
-    /// `FREE`, `HELD`, or held by a thread that was left behind.
+    /// `FREE`, `HELD`, or held by a thread that was left behind. Changed under the lock of the lanes.
     state: AtomicU32,
 }
 
@@ -249,20 +251,24 @@ impl LaneHold {
 
     /// Gives the lane back at `now`, if one is held.
     pub(crate) fn release(&self, now: Instant) {
-        let before = self.state.swap(FREE, Ordering::AcqRel);
-        if before == POISONED {
-            self.lanes.cure();
+        // Its own thread alone takes the lane.
+        if self.state.load(Ordering::Relaxed) == FREE {
+            return;
         }
-        if before != FREE {
-            self.lanes.release(now);
+        let mut state = lock(&self.lanes.state);
+        if self.state.load(Ordering::Relaxed) == POISONED {
+            // The thread had been left behind and came back: its lane counts again.
+            state.poisoned -= 1;
         }
+        self.state.store(FREE, Ordering::Release);
+        self.lanes.give_back(&mut state, now);
     }
 
     pub(crate) fn poison(&self) {
-        let marked =
-            self.state.compare_exchange(HELD, POISONED, Ordering::AcqRel, Ordering::Acquire);
-        if marked.is_ok() {
-            self.lanes.poison();
+        let mut state = lock(&self.lanes.state);
+        if self.state.load(Ordering::Relaxed) == HELD {
+            self.state.store(POISONED, Ordering::Release);
+            state.poison();
         }
     }
 }

@@ -222,7 +222,7 @@ impl Meter {
 }
 
 /// Adds to a count that the calling thread alone writes.
-fn add(count: &AtomicU64, more: u64) {
+pub(crate) fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
@@ -244,6 +244,11 @@ impl EdgeMeter {
                 self.peak.fetch_max(level, Ordering::Relaxed);
             }
         }
+    }
+
+    /// The most that ever lay in it.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
     }
 
     /// Items that went in, and the most that ever lay in it.

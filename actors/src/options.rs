@@ -69,6 +69,15 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The most that [`in_flight`](Self::in_flight), [`max_in_flight`](Self::max_in_flight),
+    /// [`in_flight_auto`](Self::in_flight_auto), [`queue`](Self::queue) and
+    /// [`children`](Self::children) may be: inboxes have room for every item from the start.
+    pub const MOST_ITEMS: usize = 65_536;
+
+    /// The most events per actor that [`trace`](Self::trace) may ask for: 24 bytes each, so some
+    /// 400 MB for each actor.
+    pub const MOST_EVENTS: usize = 1 << 24;
+
     /// The defaults: a number in flight that fills the pipeline, three restarts of each actor, five
     /// seconds to stop, no trace.
     pub const fn new() -> Self {
@@ -101,21 +110,22 @@ impl Options {
     }
 
     /// The most items that may be in flight: at least 1. Without it, twice the number of actors on
-    /// the longest way through the topology.
+    /// the longest way through the topology. At most [`MOST_ITEMS`](Self::MOST_ITEMS).
     pub const fn in_flight(mut self, items: usize) -> Self {
         self.in_flight = Some(items);
         self
     }
 
     /// The most items for which inboxes have room, where more than
-    /// [`in_flight`](Self::in_flight) may be allowed later.
+    /// [`in_flight`](Self::in_flight) may be allowed later: no less than that.
     pub const fn max_in_flight(mut self, items: usize) -> Self {
         self.max_in_flight = Some(items);
         self
     }
 
     /// Adapts the number of items in flight while the pipeline runs: as many as keep its bottleneck
-    /// busy and one more, by Little's law, and never more than `max`.
+    /// busy and one more, by Little's law, and never more than `max`, which is no less than
+    /// [`in_flight`](Self::in_flight) where that is given.
     ///
     /// What an item needs on its way without waiting, divided by what the bottleneck needs for each,
     /// is the number that fills the pipeline; both are measured. Where the bottleneck idles
@@ -331,7 +341,9 @@ impl Options {
         self
     }
 
-    /// How many events are recorded per actor; the last ones are kept. 0 records nothing.
+    /// How many events are recorded per actor; the last ones are kept. 0 records nothing. The memory,
+    /// 24 bytes for each event, is taken as the events come, and what the system does not give is not
+    /// recorded. At most [`MOST_EVENTS`](Self::MOST_EVENTS).
     pub const fn trace(mut self, events: usize) -> Self {
         self.trace = events;
         self

@@ -7,6 +7,7 @@ use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
 use crate::packet::{Delivery, Seq};
 use crate::spans::FiringSpan;
+use crate::supervise::discard;
 use crate::sync::Arc;
 
 /// Takes the outputs of a stage and keeps account of its open firings.
@@ -27,6 +28,7 @@ pub struct Outbox<P> {
 /// A firing that a stage has and that is not complete yet.
 pub(crate) struct OpenFiring<P> {
     pub(crate) item: Arc<Item<P>>,
+    pub(crate) seq: Seq,
     pub(crate) started: Instant,
     /// Closed with the firing.
     _span: FiringSpan,
@@ -53,9 +55,18 @@ pub(crate) struct Kept<P> {
     pub(crate) tries: u32,
 }
 
+impl<P> Kept<P> {
+    /// Drops its payloads, whatever they do.
+    pub(crate) fn discard(self) {
+        discard(self.inputs);
+        discard(self.children.into_iter().flatten());
+    }
+}
+
 /// What became of a firing.
 pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
+    pub(crate) seq: Seq,
     pub(crate) started: Instant,
     pub(crate) bytes: usize,
     pub(crate) kept: Option<Kept<P>>,
@@ -140,7 +151,7 @@ impl<P> Outbox<P> {
     /// Gives the emptied vector of a firing's inputs back, so that the next firing needs no new
     /// one.
     pub fn recycle(&mut self, mut inputs: Vec<P>) {
-        inputs.clear();
+        discard(inputs.drain(..));
         if self.spare_inputs.len() < SPARE {
             self.spare_inputs.push(inputs);
         }
@@ -148,7 +159,7 @@ impl<P> Outbox<P> {
 
     /// The numbers of the open firings, oldest first.
     pub fn open(&self) -> impl Iterator<Item = Seq> {
-        self.open.iter().map(|firing| firing.item.seq)
+        self.open.iter().map(|firing| firing.seq)
     }
 
     pub(crate) fn inputs(&mut self) -> Vec<P> {
@@ -157,7 +168,7 @@ impl<P> Outbox<P> {
 
     /// Takes the vector of a closed firing's outputs back, emptied by the sender.
     pub(crate) fn recycle_outputs(&mut self, mut outputs: Vec<Option<P>>) {
-        outputs.clear();
+        discard(outputs.drain(..).flatten());
         if self.spare_outputs.len() < SPARE {
             self.spare_outputs.push(outputs);
         }
@@ -167,6 +178,7 @@ impl<P> Outbox<P> {
     pub(crate) fn begin(
         &mut self,
         item: Arc<Item<P>>,
+        seq: Seq,
         started: Instant,
         bytes: usize,
         kept: Option<Kept<P>>,
@@ -181,6 +193,7 @@ impl<P> Outbox<P> {
         }
         self.open.push(OpenFiring {
             item,
+            seq,
             started,
             _span: span,
             cancelled: false,
@@ -230,6 +243,18 @@ impl<P> Outbox<P> {
         }
     }
 
+    /// Drops what open firings hold, whatever it does.
+    pub(crate) fn clear(&mut self) {
+        for firing in self.open.drain(..) {
+            let OpenFiring { outputs, lists, kept, .. } = firing;
+            discard(outputs.into_iter().flatten());
+            discard(lists.into_iter().flatten().flatten());
+            if let Some(kept) = kept {
+                kept.discard();
+            }
+        }
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.open.len()
     }
@@ -239,7 +264,7 @@ impl<P> Outbox<P> {
     }
 
     fn find(&mut self, seq: Seq) -> Option<&mut OpenFiring<P>> {
-        self.open.iter_mut().find(|firing| firing.item.seq == seq)
+        self.open.iter_mut().find(|firing| firing.seq == seq)
     }
 }
 
@@ -296,7 +321,7 @@ impl<P> OpenFiring<P> {
         self.fault.is_some() || self.finished || (self.missing == 0 && self.ports() > 0)
     }
 
-    fn close(self) -> Closed<P> {
+    fn close(mut self) -> Closed<P> {
         // What the stage answers to a cancellation is not why the item has no value.
         let given_up = if self.cancelled { self.item.skip() } else { None };
         let outcome = match given_up.or(self.fault) {
@@ -309,11 +334,16 @@ impl<P> OpenFiring<P> {
                 let message = format!("the stage ended without its output {}", ports.join(", "));
                 Err(ItemError::new(ErrorKind::Contract, message))
             }
-            None => Ok(self.outputs),
+            None => Ok(std::mem::take(&mut self.outputs)),
         };
-        let lists = self.lists.into_iter().flatten().collect();
+        let mut lists = self.lists.into_iter().flatten().collect();
+        if outcome.is_err() {
+            discard(self.outputs.into_iter().flatten());
+            discard(std::mem::take::<Vec<Vec<P>>>(&mut lists).into_iter().flatten());
+        }
         Closed {
             item: self.item,
+            seq: self.seq,
             started: self.started,
             bytes: self.bytes,
             kept: self.kept,

@@ -132,7 +132,7 @@ pub struct ActorReport {
     /// `service_us` / `solo_us`: above 1, stages slow each other down.
     pub slowdown: Option<f64>,
     /// What one item of the pipeline needs of it, in microseconds: `service_us` times its firings per
-    /// item.
+    /// item of the pipeline. A replica that fires for half of the items needs half of that for each.
     pub item_us: f64,
     /// What it spends on matching and handing over, per firing, in microseconds.
     pub overhead_us: f64,
@@ -418,13 +418,22 @@ impl fmt::Display for OverlapReport {
         let longest = self.actors.iter().map(|actor| actor.name.chars().count()).max();
         let width = longest.unwrap_or(0).max(5);
         let solo = self.actors.iter().any(|actor| actor.solo_us.is_some());
+        // One column where an item is a firing everywhere.
+        let differs = |actor: &ActorReport| (actor.item_us - actor.service_us).abs() > 1e-9;
+        let firings = self.actors.iter().any(differs);
         write!(f, "{:width$}  {:>10}", "actor", "per item")?;
+        if firings {
+            write!(f, "  {:>10}", "per firing")?;
+        }
         if solo {
             write!(f, "  {:>10}", "alone")?;
         }
         writeln!(f, "  {:>6}  {:>7}  {:>7}  {:>7}", "busy", "starved", "blocked", "other")?;
         for actor in &self.actors {
             write!(f, "{:width$}  {:>7.3} ms", actor.name, actor.item_us / 1e3)?;
+            if firings {
+                write!(f, "  {:>7.3} ms", actor.service_us / 1e3)?;
+            }
             match actor.solo_us {
                 Some(solo_us) => write!(f, "  {:>7.3} ms", solo_us / 1e3)?,
                 None if solo => write!(f, "  {:>10}", "")?,
@@ -617,6 +626,27 @@ mod tests {
         close(report.actors[1].service_us, 40_000.0);
         close(report.actors[1].item_us, 5_000.0);
         close(report.bound, 200.0);
+    }
+
+    #[test]
+    fn replicas_are_advised_on_by_the_name_of_their_actor_and_shown_per_firing_too() {
+        let mut window = window(200, &[("b", 8), ("b", 8)], &[("b", 2)]);
+        for (replica, actor) in window.actors.iter_mut().enumerate() {
+            actor.name = format!("b/{replica}");
+            actor.actor = "b".into();
+            actor.items = 100;
+            actor.busy_ns = 100 * 8_000_000;
+            actor.service_sum_ns = actor.busy_ns;
+            actor.other_ns = 100 * 2_000_000;
+        }
+        let report = OverlapReport::new(&window);
+        close(report.actors[0].item_us, 4_000.0);
+        let advice = report.advice.join("\n");
+        assert!(advice.contains("actor `b`") && !advice.contains("b/"), "{advice}");
+        let text = report.to_string();
+        let mut lines = text.lines();
+        assert!(lines.next().unwrap().contains("per item  per firing"), "{text}");
+        assert!(lines.next().unwrap().contains("4.000 ms    8.000 ms"), "{text}");
     }
 
     #[test]

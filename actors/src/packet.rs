@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::error::ItemError;
 use crate::item::Item;
+use crate::supervise::discard;
 use crate::sync::Arc;
 
 /// The number of an item: given by the source at admission, unique in the life of a pipeline.
@@ -105,9 +106,23 @@ impl<P> Firing<P> {
 /// What an edge delivers for one item: its payload, or the error that it became upstream.
 pub(crate) type Delivery<P> = Result<P, ItemError>;
 
+/// What a message says of its item, so that the taker need not look: an item changes hands between
+/// threads, and each of its cache lines that the taker reads or writes does so with it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stamp {
+    /// The number that the source gave.
+    pub(crate) number: u64,
+    /// When the item was put onto the edge, in nanoseconds since the spawn; 0 if it lies on none.
+    pub(crate) at_ns: u64,
+}
+
 /// An item that arrived in full.
 pub(crate) struct Work<P> {
     pub(crate) item: Arc<Item<P>>,
+    pub(crate) seq: Seq,
+    /// When it was put onto the one edge that it lies in until it is fired, or [`Work::JOINED`]; 0 if
+    /// it lies in none any more.
+    pub(crate) since_ns: u64,
     pub(crate) inputs: Result<Vec<P>, ItemError>,
     /// What became of the item's children, for a collect.
     pub(crate) children: Vec<Delivery<P>>,
@@ -115,17 +130,44 @@ pub(crate) struct Work<P> {
     pub(crate) tries: u32,
 }
 
+impl<P> Work<P> {
+    /// It lies in the edges of a join until it is fired, and has the stamps of them.
+    pub(crate) const JOINED: u64 = u64::MAX;
+
+    /// Drops its payloads, whatever they do.
+    pub(crate) fn discard(self) {
+        discard(self.inputs.into_iter().flatten());
+        discard(self.children.into_iter().flatten());
+    }
+}
+
 /// What lies in an actor's inbox.
 pub(crate) enum Message<P> {
     /// The whole input of an actor with one port.
-    Packet(Arc<Item<P>>, Delivery<P>),
-    /// Every port of a join holds this item, or all its children have come to a collect: its inputs
-    /// lie in the item's cells.
-    Ready(Arc<Item<P>>),
+    Packet(Arc<Item<P>>, Delivery<P>, Stamp),
+    /// Every port of a join holds this item of that number, or all its children have come to a
+    /// collect: its inputs lie in the item's cells.
+    Ready(Arc<Item<P>>, u64),
     /// An item whose inputs a replica had gathered already when its stage went down.
-    Gathered(Work<P>),
+    Gathered(Box<Work<P>>),
     /// A batch failed whose members are to be tried again, each alone.
     Retry(Arc<Item<P>>),
     /// Look at your flags, and ask your stage what it has finished.
     Wake,
+}
+
+impl<P> Message<P> {
+    /// All children of an item have come to a collect.
+    pub(crate) fn ready(item: &Arc<Item<P>>) -> Self {
+        Self::Ready(Arc::clone(item), item.seq().number())
+    }
+
+    /// Drops it, whatever its payloads do.
+    pub(crate) fn discard(self) {
+        match self {
+            Self::Packet(_, delivery, _) => discard(delivery),
+            Self::Gathered(work) => work.discard(),
+            Self::Ready(..) | Self::Retry(_) | Self::Wake => {}
+        }
+    }
 }

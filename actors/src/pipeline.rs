@@ -22,6 +22,7 @@ use crate::source::Patience;
 use crate::spawn::{Threads, spawn};
 use crate::state::{Binding, Carried};
 use crate::stream::{Results, StreamHandle};
+use crate::supervise::guarded;
 use crate::sync::{Arc, Mutex, Ordering, lock};
 use crate::system::System;
 use crate::ticket::Ticket;
@@ -105,7 +106,10 @@ impl<P: Payload> Pipeline<P> {
     ) -> Result<Self, SpawnError> {
         let stop_timeout = options.stop_timeout;
         let taken = |name: &str| {
-            let message = format!("a pipeline named `{name}` is alive in this system");
+            let message = format!(
+                "a pipeline named `{name}` is alive in this system: shut it down, drop its last \
+                 handle, or give another name"
+            );
             SpawnError::Options(message)
         };
         if let Some(name) = options.name.as_deref().filter(|name| system.registry().contains(name))
@@ -246,19 +250,23 @@ impl<P: Payload> Pipeline<P> {
 
     /// Has the stage of `actor` dropped and built anew, as soon as it holds no open firing. No item
     /// is lost. `actor/N` names replica `N` of an actor with several, `actor` all of them. False if
-    /// there is no such actor.
+    /// there is no such actor, or the pipeline was stopped or failed.
     pub fn restart(&self, actor: &str) -> bool {
+        if self.engine().has_stopped() {
+            return false;
+        }
         let cells = self.engine().actors.iter();
         let named = cells.filter(|cell| &*cell.name == actor || &*cell.actor == actor);
         named.inspect(|cell| cell.bell.ring(Flags::RESTART)).count() > 0
     }
 
     /// Takes no more items and waits until those in flight have their results, at most until
-    /// `deadline`. The pipeline stays closed; what is left when the deadline passes goes on.
+    /// `deadline`. The pipeline stays closed; what is left when the deadline passes goes on. One that
+    /// was shut down with nothing in flight is drained.
     ///
     /// # Errors
     ///
-    /// [`DrainError`] says how many items are left.
+    /// [`DrainError`] says how many items are left, or were given up by a stop or a failure.
     pub fn drain(&self, deadline: Option<Instant>) -> Result<(), DrainError> {
         let engine = self.engine();
         engine.begin_drain();
@@ -287,11 +295,14 @@ impl<P: Payload> Pipeline<P> {
 
 impl<P: Payload> Engine<P> {
     fn drained(&self, left: usize) -> Result<(), DrainError> {
+        let given_up = self.given_up.load(Ordering::Acquire);
         let failure = match self.ending() {
-            Some((PipelineState::Stopped | PipelineState::Failed, cause)) => Some(cause),
+            Some((PipelineState::Failed, cause)) => Some(cause),
+            // A stop that had nothing to give up leaves nothing to drain.
+            Some((PipelineState::Stopped, cause)) if given_up > 0 => Some(cause),
             _ => None,
         };
-        match (left, failure) {
+        match (left.max(given_up), failure) {
             (0, None) => Ok(()),
             (left, None) => Err(DrainError { left, reason: "the deadline passed".into() }),
             (left, Some(cause)) => Err(DrainError { left, reason: cause.to_string() }),
@@ -312,6 +323,10 @@ impl<P: Payload> Supervised for Handle<P> {
 
     fn stats(&self) -> Stats {
         self.engine.stats()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.engine.has_stopped()
     }
 
     #[cfg(feature = "control")]
@@ -373,7 +388,7 @@ impl<P: Payload> Supervised for Handle<P> {
 
 impl<P: Payload> Drop for Handle<P> {
     fn drop(&mut self) {
-        self.shutdown();
+        let _ = guarded("the stop", || Ok(self.shutdown()));
     }
 }
 

@@ -13,6 +13,8 @@ use crate::error::{ErrorKind, ItemError, PushErrorKind};
 use crate::item::Item;
 use crate::options::WhenFull;
 use crate::payload::Payload;
+use crate::spans;
+use crate::supervise::discard;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
 pub(crate) struct Queue<P> {
@@ -60,7 +62,7 @@ impl<P> Queue<P> {
     /// Forgets what lies in it: the pipeline stopped and the items have their results.
     pub(crate) fn clear(&self) {
         let waiting = std::mem::take(&mut lock(&self.line).waiting);
-        drop(waiting);
+        waiting.into_iter().for_each(|waiting| discard(waiting.inputs));
     }
 }
 
@@ -73,15 +75,16 @@ impl<P: Payload> Engine<P> {
         bytes: usize,
         deadline: Option<Instant>,
         insist: bool,
+        at_ns: u64,
     ) -> Result<Offered<P>, (PushErrorKind, Vec<P>)> {
-        let ask = Ask { bytes, queue: self.queue.capacity > 0 };
+        let ask = Ask { bytes, queue: self.queue.capacity > 0, at_ns };
         let mut line = lock(&self.queue.line);
         let mut place = self.credits.try_acquire(ask);
         if matches!(place, Err(PushErrorKind::Full)) {
             let stale = self.take_stale(&mut line);
             if !stale.is_empty() {
                 drop(line);
-                stale.into_iter().for_each(|(waiting, error)| self.discard(&waiting, error));
+                stale.into_iter().for_each(|(waiting, error)| self.discard(waiting, error));
                 line = lock(&self.queue.line);
                 place = self.credits.try_acquire(ask);
             }
@@ -103,6 +106,7 @@ impl<P: Payload> Engine<P> {
                         // The new item takes the place of the one that is dropped.
                         let taken = self.line_up(line, inputs, bytes, deadline);
                         self.settle_dropped(&oldest.item);
+                        discard(oldest.inputs);
                         taken.map(Offered::Taken)
                     }
                 }
@@ -159,6 +163,7 @@ impl<P: Payload> Engine<P> {
         match self.enter_queue(deadline, None) {
             Ok(item) => {
                 self.settle_dropped(&item);
+                discard(inputs);
                 Ok(item)
             }
             Err(cause) => Err((PushErrorKind::Closed(cause), inputs)),
@@ -181,7 +186,7 @@ impl<P: Payload> Engine<P> {
             let stale = self.take_stale_head(&mut line);
             if let Some((waiting, error)) = stale {
                 drop(line);
-                self.discard(&waiting, error);
+                self.discard(waiting, error);
                 line = lock(&self.queue.line);
                 continue;
             }
@@ -207,7 +212,7 @@ impl<P: Payload> Engine<P> {
     /// Ends the wait of items that are late, too old or given up.
     pub(crate) fn sweep_queue(self: &Arc<Self>) {
         let stale = self.take_stale(&mut lock(&self.queue.line));
-        stale.into_iter().for_each(|(waiting, error)| self.discard(&waiting, error));
+        stale.into_iter().for_each(|(waiting, error)| self.discard(waiting, error));
     }
 
     fn take_stale(&self, line: &mut Line<P>) -> Vec<(Waiting<P>, ItemError)> {
@@ -229,12 +234,14 @@ impl<P: Payload> Engine<P> {
     }
 
     /// Settles an item that was taken out of the queue, and gives its place back.
-    fn discard(&self, waiting: &Waiting<P>, error: ItemError) {
+    fn discard(&self, waiting: Waiting<P>, error: ItemError) {
         if error.kind() == ErrorKind::Expired {
+            spans::turned_away(&self.name, waiting.item.seq(), &error);
             self.queue.expired.fetch_add(1, Ordering::Relaxed);
         }
         self.settle_queued(&waiting.item, error);
         self.credits.unqueue().wake();
+        discard(waiting.inputs);
     }
 
     fn settle_dropped(&self, item: &Item<P>) {
@@ -243,6 +250,8 @@ impl<P: Payload> Engine<P> {
             WhenFull::DropOldest => "the queue of the pipeline was full of newer items",
             _ => "the pipeline and its queue were full",
         };
-        self.settle_queued(item, ItemError::new(ErrorKind::Dropped, message).at(None, item.seq));
+        let error = ItemError::new(ErrorKind::Dropped, message).at(None, item.seq());
+        spans::turned_away(&self.name, item.seq(), &error);
+        self.settle_queued(item, error);
     }
 }

@@ -19,14 +19,14 @@ use crate::edge::{Taker, Target};
 use crate::engine::{EdgeCell, Engine, Region, SinkEdge, Wiring};
 use crate::error::{ErrorKind, ItemError, PushError, PushErrorKind};
 use crate::inbox::{Flags, Inbox, Next};
-use crate::item::{Admission, Item, Shape};
+use crate::item::{Admission, Item, Outcome, Shape};
 use crate::join::{Cells, Join};
 use crate::lane::{Grant, Lanes, Seat};
 use crate::metrics::{EdgeMeter, Meter, Phase, PipelineState};
 use crate::options::WhenFull;
 use crate::packet::Seq;
 use crate::queue::Queue;
-use crate::result::ResultCell;
+use crate::result::{ResultCell, Settlement};
 use crate::source::Patience;
 use crate::state::{Binding, Carried};
 use crate::sync::{Apart, Arc, AtomicBool, AtomicUsize, Ordering};
@@ -56,6 +56,16 @@ const fn bounds(items: usize, queue: usize) -> Bounds {
     Bounds { items, bytes: None, item_bytes: None, queue }
 }
 
+fn conclude<P, R>(
+    cell: &ResultCell<P>,
+    outcome: Outcome<P>,
+    release: impl FnOnce(bool) -> R,
+) -> Option<R> {
+    let (released, aftermath) = cell.conclude(Settlement::Whole(outcome), release);
+    cell.attend(aftermath);
+    released
+}
+
 /// A pipeline without actors: its source is connected to its sink.
 fn through(in_flight: usize, queue: usize) -> Arc<Engine<u64>> {
     let target = Target { edge: 0, to: Taker::Sink { port: 0 } };
@@ -81,6 +91,7 @@ fn through(in_flight: usize, queue: usize) -> Arc<Engine<u64>> {
         sources: vec![vec![target]],
         regions: vec![Region {
             shape: Shape { joins: vec![sink], gathers: 0, edges: 1 },
+            batched: false,
             entered: Apart::default(),
             budget: None,
             ends: Vec::new(),
@@ -134,7 +145,7 @@ fn the_last_two_senders_of_a_join() {
 #[test]
 fn credits_are_never_more_than_the_limit_and_every_waiter_gets_one() {
     model(|| {
-        let credits = Arc::new(Credits::new(bounds(1, 0)));
+        let credits = Arc::new(Credits::<()>::new(bounds(1, 0), Instant::now()));
         let inside = Arc::new(AtomicUsize::new(0));
         let go = || {
             let (credits, inside) = (Arc::clone(&credits), Arc::clone(&inside));
@@ -142,7 +153,7 @@ fn credits_are_never_more_than_the_limit_and_every_waiter_gets_one() {
                 credits.acquire(Ask::default(), None).unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                credits.release(0).wake();
+                credits.open().release(0).wake();
             }
         };
         let threads = [spawn(go()), spawn(go())];
@@ -155,7 +166,7 @@ fn credits_are_never_more_than_the_limit_and_every_waiter_gets_one() {
 #[test]
 fn a_close_ends_every_wait_for_a_credit() {
     model(|| {
-        let credits = Arc::new(Credits::new(bounds(1, 0)));
+        let credits = Arc::new(Credits::<()>::new(bounds(1, 0), Instant::now()));
         credits.try_acquire(Ask::default()).unwrap();
         let waiter = {
             let credits = Arc::clone(&credits);
@@ -165,7 +176,7 @@ fn a_close_ends_every_wait_for_a_credit() {
             let credits = Arc::clone(&credits);
             spawn(move || credits.close(over()))
         };
-        credits.release(0).wake();
+        credits.open().release(0).wake();
         // It got the credit before the close, or is told.
         let got = waiter.join().unwrap().is_ok();
         closer.join().unwrap();
@@ -177,12 +188,12 @@ fn a_close_ends_every_wait_for_a_credit() {
 #[test]
 fn a_drain_sees_the_last_credit_come_back() {
     model(|| {
-        let credits = Arc::new(Credits::new(bounds(2, 0)));
+        let credits = Arc::new(Credits::<()>::new(bounds(2, 0), Instant::now()));
         credits.try_acquire(Ask::default()).unwrap();
         credits.try_acquire(Ask::default()).unwrap();
         let give = || {
             let credits = Arc::clone(&credits);
-            spawn(move || credits.release(0).wake())
+            spawn(move || credits.open().release(0).wake())
         };
         let threads = [give(), give()];
         let bells = Arc::new(Bells(AtomicUsize::new(0)));
@@ -197,11 +208,11 @@ fn a_drain_sees_the_last_credit_come_back() {
 #[test]
 fn a_future_that_waits_for_a_credit_is_woken_or_served() {
     model(|| {
-        let credits = Arc::new(Credits::new(bounds(1, 0)));
+        let credits = Arc::new(Credits::<()>::new(bounds(1, 0), Instant::now()));
         credits.try_acquire(Ask::default()).unwrap();
         let giver = {
             let credits = Arc::clone(&credits);
-            spawn(move || credits.release(0).wake())
+            spawn(move || credits.open().release(0).wake())
         };
         let bells = Arc::new(Bells(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&bells));
@@ -221,10 +232,10 @@ fn a_future_that_waits_for_a_credit_is_woken_or_served() {
 #[test]
 fn a_result_wakes_the_thread_that_waits_for_it() {
     model(|| {
-        let cell = Arc::new(ResultCell::new());
+        let cell = Arc::new(ResultCell::new(0));
         let sink = {
             let cell = Arc::clone(&cell);
-            spawn(move || cell.conclude(Ok(vec![5]), |first| assert!(first)))
+            spawn(move || conclude(&cell, Ok(vec![5]), |first| assert!(first)))
         };
         assert_eq!(cell.take_until(None, Duration::ZERO).unwrap().unwrap(), [5]);
         sink.join().unwrap();
@@ -234,7 +245,7 @@ fn a_result_wakes_the_thread_that_waits_for_it() {
 #[test]
 fn a_result_wakes_the_future_that_waits_for_it() {
     model(|| {
-        let cell = Arc::new(ResultCell::new());
+        let cell = Arc::new(ResultCell::new(0));
         let sink = {
             let cell = Arc::clone(&cell);
             spawn(move || assert!(cell.settle(Ok(vec![5]))))
@@ -253,12 +264,19 @@ fn a_result_wakes_the_future_that_waits_for_it() {
 #[test]
 fn a_result_against_its_credit() {
     model(|| {
-        let (cell, credits) = (Arc::new(ResultCell::new()), Arc::new(Credits::new(bounds(1, 0))));
+        let (cell, credits) = (
+            Arc::new(ResultCell::new(0)),
+            Arc::new(Credits::<()>::new(bounds(1, 0), Instant::now())),
+        );
         credits.try_acquire(Ask::default()).unwrap();
         let sink = {
             let (cell, credits) = (Arc::clone(&cell), Arc::clone(&credits));
             spawn(move || {
-                let wakeups = cell.conclude(Ok(vec![5]), |_| credits.release(0));
+                let mut ledger = credits.open();
+                let settlement = Settlement::Whole(Ok(vec![5]));
+                let (wakeups, aftermath) = cell.conclude(settlement, |_| ledger.release(0));
+                drop(ledger);
+                cell.attend(aftermath);
                 wakeups.unwrap().wake();
             })
         };
@@ -283,7 +301,7 @@ fn a_result_against_its_credit() {
 fn a_ticket_that_goes_leaves_no_result_behind() {
     model(|| {
         let payload = Arc::new(5);
-        let cell = Arc::new(ResultCell::new());
+        let cell = Arc::new(ResultCell::new(0));
         let sink = {
             let (cell, payload) = (Arc::clone(&cell), Arc::clone(&payload));
             spawn(move || cell.settle(Ok(vec![payload])))
@@ -297,12 +315,12 @@ fn a_ticket_that_goes_leaves_no_result_behind() {
 #[test]
 fn a_stop_against_the_sink_gives_the_credit_back_once() {
     model(|| {
-        let cell = Arc::new(ResultCell::<u64>::new());
+        let cell = Arc::new(ResultCell::<u64>::new(0));
         let back = Arc::new(AtomicUsize::new(0));
         let sink = {
             let (cell, back) = (Arc::clone(&cell), Arc::clone(&back));
             spawn(move || {
-                cell.conclude(Ok(vec![5]), |_| back.fetch_add(1, Ordering::SeqCst));
+                conclude(&cell, Ok(vec![5]), |_| back.fetch_add(1, Ordering::SeqCst));
             })
         };
         if cell.retire() {
@@ -321,7 +339,7 @@ fn giving_an_item_up_against_an_actor_that_skips_it() {
         let admission = Admission {
             deadline: None,
             stream: None,
-            admitted: Instant::now(),
+            admitted_ns: 0,
             queued: false,
             start_by: None,
         };
@@ -330,7 +348,7 @@ fn giving_an_item_up_against_an_actor_that_skips_it() {
             let item = Arc::clone(&item);
             spawn(move || {
                 if let Some(error) = item.skip() {
-                    item.result.conclude(Err(error), |_| ());
+                    conclude(&item.result, Err(error), |_| ());
                 }
             })
         };

@@ -105,10 +105,19 @@ pub(crate) fn infer<P>(
         gives: vec![ROOT; actors.len()],
         sinks: vec![ROOT; words.sinks.len()],
     };
+    let mut fed = vec![Vec::new(); actors.len()];
+    for edge in edges {
+        if let InPort::Actor { actor, port } = edge.to {
+            fed[actor].push((port, edge.from));
+        }
+    }
     for actor in by_height(actors) {
         ports(&actors[actor])?;
+        let fed = &mut fed[actor];
+        fed.sort_unstable_by_key(|(port, _)| *port);
         let mut first: Option<(usize, RegionId)> = None;
-        for (port, region) in taken(actor, edges, &regions) {
+        for &(port, from) in fed.iter() {
+            let region = regions.of(from);
             match first {
                 None => first = Some((port, region)),
                 Some((_, known)) if known == region => {}
@@ -137,21 +146,15 @@ pub(crate) fn infer<P>(
     Ok(regions)
 }
 
-/// The ports of an actor that are fed, with the region of what feeds them.
-fn taken(
-    actor: usize,
-    edges: &[Edge],
-    regions: &Regions,
-) -> impl Iterator<Item = (usize, RegionId)> {
-    let mut fed: Vec<_> = edges
-        .iter()
-        .filter_map(|edge| match edge.to {
-            InPort::Actor { actor: to, port } if to == actor => Some((port, regions.of(edge.from))),
-            _ => None,
-        })
-        .collect();
-    fed.sort_unstable();
-    fed.into_iter()
+/// For each actor, whether somebody takes from it.
+pub(crate) fn leading_on(actors: usize, edges: &[Edge]) -> Vec<bool> {
+    let mut leads_on = vec![false; actors];
+    for edge in edges {
+        if let OutPort::Actor { actor, .. } = edge.from {
+            leads_on[actor] = true;
+        }
+    }
+    leads_on
 }
 
 fn ports<P>(spec: &ActorSpec<P>) -> Result<(), BuildError> {
@@ -248,18 +251,17 @@ impl Regions {
                 }
             }
         }
-        let leads_on = |actor: usize| {
-            edges.iter().any(
-                |edge| matches!(edge.from, OutPort::Actor { actor: from, .. } if from == actor),
-            )
-        };
+        let leads_on = leading_on(actors.len(), edges);
         for (actor, spec) in actors.iter().enumerate() {
             let Role::Batch(batching) = &spec.role else {
                 continue;
             };
             let batch = spec.name.to_string();
-            if !leads_on(actor) {
+            if !leads_on[actor] {
                 return Err(BuildError::OpenBatch { batch, end: "nobody".into() });
+            }
+            if !batching.retry {
+                continue;
             }
             let inside =
                 |other: usize| self.outwards(self.takes[other]).any(|r| r == self.gives[actor]);
@@ -267,10 +269,10 @@ impl Regions {
                 self.takes[other] == self.gives[actor]
                     && matches!(actors[other].role, Role::Unbatch)
             });
-            let ends = (0..actors.len()).filter(|&other| inside(other) && !leads_on(other));
+            let ends = (0..actors.len()).filter(|&other| inside(other) && !leads_on[other]);
             let closing: Vec<_> = closing.collect();
             let stray = ends.into_iter().any(|end| !closing.contains(&end));
-            if batching.retry && (closing.len() != 1 || stray) {
+            if closing.len() != 1 || stray {
                 return Err(BuildError::RetryEnds { batch });
             }
         }

@@ -31,6 +31,9 @@ pub(crate) trait Supervised: Send + Sync {
 
     fn stats(&self) -> Stats;
 
+    /// True once it was stopped or failed.
+    fn has_ended(&self) -> bool;
+
     /// One handle per actor, and per replica of it.
     #[cfg(feature = "control")]
     fn actors(&self) -> Vec<ActorHandle>;
@@ -66,7 +69,7 @@ pub(crate) struct Registry(DashMap<String, Weak<dyn Supervised>>);
 impl Registry {
     /// True if a pipeline of this name is alive.
     pub(crate) fn contains(&self, name: &str) -> bool {
-        self.get(name).is_some()
+        self.get(name).is_some_and(|pipeline| !pipeline.has_ended())
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<dyn Supervised>> {
@@ -75,11 +78,17 @@ impl Registry {
         weak.and_then(|weak| weak.upgrade())
     }
 
-    /// Enters a pipeline; false if its name is taken by one that is alive.
+    /// Enters a pipeline; false if its name is taken by one that is alive and has not ended.
     pub(crate) fn enter(&self, pipeline: &Arc<dyn Supervised>) -> bool {
+        // Kept until the entry is let go of: it may be the last handle.
+        let before = self.get(pipeline.name());
         match self.0.entry(pipeline.name().to_owned()) {
             Entry::Occupied(mut taken) => {
-                let free = taken.get().strong_count() == 0;
+                let same = before.as_ref().is_some_and(|before| {
+                    std::ptr::addr_eq(Arc::as_ptr(before), taken.get().as_ptr())
+                });
+                let ended = same && before.as_ref().is_some_and(|before| before.has_ended());
+                let free = ended || taken.get().strong_count() == 0;
                 if free {
                     taken.insert(Arc::downgrade(pipeline));
                 }
@@ -92,7 +101,14 @@ impl Registry {
         }
     }
 
-    /// The pipelines that are alive, by name.
+    /// The pipelines that run or drain, by name.
+    pub(crate) fn live(&self) -> Vec<Arc<dyn Supervised>> {
+        let mut live = self.all();
+        live.retain(|pipeline| !pipeline.has_ended());
+        live
+    }
+
+    /// The pipelines of which there is a handle, ended or not, by name.
     pub(crate) fn all(&self) -> Vec<Arc<dyn Supervised>> {
         self.0.retain(|_, weak| weak.strong_count() > 0);
         let weak: Vec<_> = self.0.iter().map(|entry| Weak::clone(&entry)).collect();

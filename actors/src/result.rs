@@ -3,35 +3,96 @@
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::counts::Verdict;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Outcome;
-use crate::sync::{Apart, AtomicU32, Condvar, Mutex, Ordering, lock, spin_until, wait_until};
+use crate::supervise::discard;
+use crate::sync::{
+    AtomicU32, Condvar, Mutex, MutexGuard, Ordering, lock, own, spin_until, wait_until,
+};
 
 /// Takes the first settlement and refuses the others; gives it away once. It also knows whether the
 /// item has retired.
+///
+/// What a settlement writes, and what a waiter looks at, comes first and fits one cache line, so
+/// that a result changes hands with one transfer.
+#[repr(C)]
 pub(crate) struct ResultCell<P> {
-    /// `EMPTY`, `FULL` or `TAKEN`. Written under the lock, so that a waiter need not take it to look;
-    /// apart from it, so that one who looks again and again does not hold up the one who writes.
-    mark: Apart<AtomicU32>,
-    book: Apart<Mutex<Book<P>>>,
+    book: Mutex<Book<P>>,
+    /// `EMPTY`, `FULL` or `TAKEN`. Written under the lock, so that a waiter need not take it to look.
+    mark: AtomicU32,
     settled: Condvar,
+    /// When the item was admitted, in nanoseconds since the spawn.
+    pub(crate) admitted_ns: u64,
+    /// Who is to be told of the result, where the book says that somebody is. Its lock is taken
+    /// after that of the book.
+    waker: Mutex<Option<Waker>>,
 }
 
-/// Small enough for one cache line with its lock.
 struct Book<P> {
-    content: Content<P>,
+    /// As long as there is no result, the vector that the inputs came in: it carries the result.
+    outcome: Outcome<P>,
+    /// The payload of a result with one, which its taker puts into that vector.
+    one: Option<P>,
     /// Threads in `take_until`: without one, a settlement wakes nobody.
-    waiting: u32,
+    waiting: u16,
+    /// A future left its waker.
+    polled: bool,
     retired: bool,
     /// Nobody will take the result.
     forsaken: bool,
 }
 
-enum Content<P> {
-    /// The vector that the inputs came in, which carries the result, and who is to be told of it.
-    Empty(Vec<P>, Option<Waker>),
-    Full(Outcome<P>),
-    Taken,
+/// What a cell is settled with.
+pub(crate) enum Settlement<P> {
+    /// One payload, for a vector that the cell has.
+    One(P),
+    Whole(Outcome<P>),
+}
+
+impl<P> Settlement<P> {
+    pub(crate) fn verdict(&self) -> Verdict {
+        match self {
+            Self::One(_) | Self::Whole(Ok(_)) => Verdict::Value,
+            Self::Whole(Err(error)) if error.is_filtered() => Verdict::Filtered,
+            Self::Whole(Err(_)) => Verdict::Failed,
+        }
+    }
+
+    /// Drops it, whatever its payloads do.
+    pub(crate) fn discard(self) {
+        match self {
+            Self::One(payload) => discard(Some(payload)),
+            Self::Whole(outcome) => discard(outcome.into_iter().flatten()),
+        }
+    }
+}
+
+/// What is left to do after a settlement, under no lock.
+#[must_use]
+pub(crate) struct Aftermath<P> {
+    /// To be dropped: dropping a payload may run anything.
+    unwanted: Option<Settlement<P>>,
+    waiting: bool,
+    polled: bool,
+}
+
+impl<P> Aftermath<P> {
+    const fn none(unwanted: Option<Settlement<P>>) -> Self {
+        Self { unwanted, waiting: false, polled: false }
+    }
+
+    /// Whether somebody waits, so that the cell is still needed.
+    pub(crate) const fn wakes(&self) -> bool {
+        self.waiting || self.polled
+    }
+
+    /// Drops what was unwanted, where nobody waits.
+    pub(crate) fn discard(self) {
+        if let Some(unwanted) = self.unwanted {
+            unwanted.discard();
+        }
+    }
 }
 
 /// As long as a channel's own receive looks before it sleeps, so that an item that is nearly done
@@ -43,38 +104,57 @@ const FULL: u32 = 1;
 const TAKEN: u32 = 2;
 
 impl<P> ResultCell<P> {
-    pub(crate) fn new() -> Self {
+    // Not const: a model's locks are not.
+    pub(crate) fn new(admitted_ns: u64) -> Self {
         Self {
-            mark: Apart(AtomicU32::new(EMPTY)),
-            book: Apart(Mutex::new(Book::new())),
+            book: Mutex::new(Book::new()),
+            mark: AtomicU32::new(EMPTY),
             settled: Condvar::new(),
+            admitted_ns,
+            waker: Mutex::new(None),
         }
     }
 
     /// Empties the cell for another item.
-    pub(crate) fn renew(&mut self) {
+    pub(crate) fn renew(&mut self, admitted_ns: u64) {
+        self.admitted_ns = admitted_ns;
+        self.clear();
+        let book = own(&mut self.book);
+        if book.polled {
+            *own(&mut self.waker) = None;
+        }
+        *book = Book::new();
         self.mark.store(EMPTY, Ordering::Relaxed);
-        *lock(&self.book) = Book::new();
+    }
+
+    /// Drops the payloads that are in it.
+    pub(crate) fn clear(&mut self) {
+        let book = own(&mut self.book);
+        discard(book.one.take());
+        if let Ok(outputs) = &mut book.outcome {
+            discard(outputs.drain(..));
+        }
     }
 
     /// Keeps an empty vector for the result.
     pub(crate) fn lend(&self, vector: Vec<P>) {
-        if let Content::Empty(spare, _) = &mut lock(&self.book).content {
-            *spare = vector;
+        let mut book = lock(&self.book);
+        if self.is(EMPTY) {
+            book.outcome = Ok(vector);
         }
     }
 
     /// The vector that was lent.
     pub(crate) fn borrow(&self) -> Vec<P> {
-        match &mut lock(&self.book).content {
-            Content::Empty(spare, _) => std::mem::take(spare),
-            Content::Full(_) | Content::Taken => Vec::new(),
-        }
+        let mut book = lock(&self.book);
+        if self.is(EMPTY) { book.take_vector() } else { Vec::new() }
     }
 
     /// Puts the result into the cell; only the first one counts, and it is true for that.
     pub(crate) fn settle(&self, outcome: Outcome<P>) -> bool {
-        self.settle_with(outcome, |_, _| ()).0
+        let (first, aftermath) = self.settle_with(Settlement::Whole(outcome), |_, first| first);
+        self.attend(aftermath);
+        first
     }
 
     /// Settles and retires at once. `release` runs if nobody retired the item before, and is told
@@ -82,42 +162,55 @@ impl<P> ResultCell<P> {
     /// once the result is seen.
     pub(crate) fn conclude<R>(
         &self,
-        outcome: Outcome<P>,
+        settlement: Settlement<P>,
         release: impl FnOnce(bool) -> R,
-    ) -> Option<R> {
-        let (_, released) = self.settle_with(outcome, |book, first| {
+    ) -> (Option<R>, Aftermath<P>) {
+        self.settle_with(settlement, |book, first| {
             (!std::mem::replace(&mut book.retired, true)).then(|| release(first))
-        });
-        released
+        })
     }
 
     fn settle_with<R>(
         &self,
-        outcome: Outcome<P>,
+        settlement: Settlement<P>,
         meanwhile: impl FnOnce(&mut Book<P>, bool) -> R,
-    ) -> (bool, R) {
+    ) -> (R, Aftermath<P>) {
         let mut book = lock(&self.book);
-        let first = matches!(book.content, Content::Empty(..));
+        let first = self.is(EMPTY);
         let released = meanwhile(&mut book, first);
         if !first {
-            return (false, released);
+            return (released, Aftermath::none(Some(settlement)));
         }
-        let (content, mark, unwanted) = match book.forsaken {
-            false => (Content::Full(outcome), FULL, None),
-            true => (Content::Taken, TAKEN, Some(outcome)),
-        };
-        let before = std::mem::replace(&mut book.content, content);
-        self.mark.store(mark, Ordering::Release);
-        let waiting = book.waiting > 0;
-        drop(book);
-        drop(unwanted);
+        if book.forsaken {
+            self.mark.store(TAKEN, Ordering::Release);
+            return (released, Aftermath::none(Some(settlement)));
+        }
+        match settlement {
+            Settlement::One(payload) => book.one = Some(payload),
+            Settlement::Whole(outcome) => book.outcome = outcome,
+        }
+        let aftermath =
+            Aftermath { unwanted: None, waiting: book.waiting > 0, polled: book.polled };
+        // Last, so that a waiter who sees it does not find the lock taken for long.
+        self.mark.store(FULL, Ordering::Release);
+        (released, aftermath)
+    }
+
+    /// Tells those who wait of the result. Called under no lock.
+    pub(crate) fn attend(&self, aftermath: Aftermath<P>) {
+        let Aftermath { unwanted, waiting, polled } = aftermath;
+        if let Some(unwanted) = unwanted {
+            unwanted.discard();
+        }
         if waiting {
             self.settled.notify_all();
         }
-        if let Content::Empty(_, Some(waker)) = before {
-            waker.wake();
+        if polled {
+            let waker = lock(&self.waker).take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
         }
-        (true, released)
     }
 
     /// Marks the item as retired; true for the one call that does.
@@ -129,18 +222,32 @@ impl<P> ResultCell<P> {
         lock(&self.book).retired
     }
 
+    /// Like [`is_retired`](Self::is_retired), where nobody else has the cell.
+    pub(crate) fn has_retired(&mut self) -> bool {
+        own(&mut self.book).retired
+    }
+
     pub(crate) fn is_settled(&self) -> bool {
+        if self.is_marked() {
+            return true;
+        }
         // An empty mark says nothing: its credit may be back already, but only while it is locked.
-        self.is_marked() || !matches!(lock(&self.book).content, Content::Empty(..))
+        let _book = lock(&self.book);
+        self.is_marked()
     }
 
     fn is_marked(&self) -> bool {
         self.mark.load(Ordering::Acquire) != EMPTY
     }
 
+    /// Under the lock of the book.
+    fn is(&self, mark: u32) -> bool {
+        self.mark.load(Ordering::Relaxed) == mark
+    }
+
     /// Takes the result if it is there.
     pub(crate) fn try_take(&self) -> Option<Outcome<P>> {
-        self.take(&mut lock(&self.book))
+        self.take(&mut lock(&self.book)).map(Taken::whole)
     }
 
     /// Takes the result, waiting for it until `deadline`; looks for it for a while before it sleeps.
@@ -152,9 +259,10 @@ impl<P> ResultCell<P> {
         spin_until(spin.max(BRIEF), || self.is_marked());
         let mut book = lock(&self.book);
         loop {
-            let outcome = self.take(&mut book);
-            if outcome.is_some() || !matches!(book.content, Content::Empty(..)) {
-                return outcome;
+            let taken = self.take(&mut book);
+            if taken.is_some() || !self.is(EMPTY) {
+                drop(book);
+                return taken.map(Taken::whole);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return None;
@@ -168,16 +276,18 @@ impl<P> ResultCell<P> {
     /// Takes the result for a future.
     pub(crate) fn poll_take(&self, context: &Context<'_>) -> Poll<Outcome<P>> {
         let mut book = lock(&self.book);
-        if let Some(outcome) = self.take(&mut book) {
-            return Poll::Ready(outcome);
+        if let Some(taken) = self.take(&mut book) {
+            drop(book);
+            return Poll::Ready(taken.whole());
         }
-        match &mut book.content {
-            Content::Empty(_, Some(waker)) => waker.clone_from(context.waker()),
-            Content::Empty(_, none) => *none = Some(context.waker().clone()),
-            Content::Full(_) | Content::Taken => {
-                let message = "the result of this ticket was taken before";
-                return Poll::Ready(Err(ItemError::new(ErrorKind::Invalid, message)));
-            }
+        if !self.is(EMPTY) {
+            let message = "the result of this ticket was taken before";
+            return Poll::Ready(Err(ItemError::new(ErrorKind::Invalid, message)));
+        }
+        book.polled = true;
+        match &mut *lock(&self.waker) {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
         }
         Poll::Pending
     }
@@ -187,36 +297,55 @@ impl<P> ResultCell<P> {
         if self.mark.load(Ordering::Acquire) == TAKEN {
             return;
         }
-        let unwanted = {
-            let mut book = lock(&self.book);
-            book.forsaken = true;
-            if let Content::Empty(_, waker) = &mut book.content {
-                (None, waker.take())
-            } else {
-                (self.take(&mut book), None)
-            }
-        };
-        drop(unwanted);
+        let mut book = lock(&self.book);
+        book.forsaken = true;
+        let taken = self.take(&mut book);
+        let waker = if book.polled { self.disarm(&mut book) } else { None };
+        drop(book);
+        drop(waker);
+        if let Some(Taken { outcome, one }) = taken {
+            discard(outcome.into_iter().flatten().chain(one));
+        }
     }
 
-    fn take(&self, book: &mut Book<P>) -> Option<Outcome<P>> {
-        match std::mem::replace(&mut book.content, Content::Taken) {
-            Content::Full(outcome) => {
-                self.mark.store(TAKEN, Ordering::Release);
-                Some(outcome)
-            }
-            other => {
-                book.content = other;
-                None
-            }
+    fn disarm(&self, book: &mut MutexGuard<'_, Book<P>>) -> Option<Waker> {
+        book.polled = false;
+        lock(&self.waker).take()
+    }
+
+    fn take(&self, book: &mut Book<P>) -> Option<Taken<P>> {
+        if !self.is(FULL) {
+            return None;
         }
+        let outcome = std::mem::replace(&mut book.outcome, Ok(Vec::new()));
+        let one = book.one.take();
+        self.mark.store(TAKEN, Ordering::Release);
+        Some(Taken { outcome, one })
+    }
+}
+
+/// A result on its way out.
+struct Taken<P> {
+    outcome: Outcome<P>,
+    one: Option<P>,
+}
+
+impl<P> Taken<P> {
+    fn whole(self) -> Outcome<P> {
+        let mut outputs = self.outcome?;
+        outputs.extend(self.one);
+        Ok(outputs)
     }
 }
 
 impl<P> Book<P> {
     const fn new() -> Self {
-        let content = Content::Empty(Vec::new(), None);
-        Self { content, waiting: 0, retired: false, forsaken: false }
+        let outcome = Ok(Vec::new());
+        Self { outcome, one: None, waiting: 0, polled: false, retired: false, forsaken: false }
+    }
+
+    fn take_vector(&mut self) -> Vec<P> {
+        std::mem::replace(&mut self.outcome, Ok(Vec::new())).unwrap_or_default()
     }
 }
 
@@ -224,15 +353,25 @@ impl<P> Book<P> {
 mod tests {
     use super::*;
 
+    fn conclude<P, R>(
+        cell: &ResultCell<P>,
+        outcome: Outcome<P>,
+        release: impl FnOnce(bool) -> R,
+    ) -> Option<R> {
+        let (released, aftermath) = cell.conclude(Settlement::Whole(outcome), release);
+        cell.attend(aftermath);
+        released
+    }
+
     #[test]
     fn the_first_result_counts_and_is_given_away_once() {
-        let cell = ResultCell::new();
+        let cell = ResultCell::new(0);
         cell.lend(Vec::with_capacity(7));
         assert!(cell.try_take().is_none() && !cell.is_settled());
         let mut outputs = cell.borrow();
         assert_eq!(outputs.capacity(), 7);
         outputs.push(5);
-        assert_eq!(cell.conclude(Ok(outputs), |first| first), Some(true));
+        assert_eq!(conclude(&cell, Ok(outputs), |first| first), Some(true));
         assert!(!cell.settle(Ok(vec![6])));
         assert!(!cell.retire() && cell.is_retired() && cell.is_settled());
         assert_eq!(cell.try_take().unwrap().unwrap(), [5]);
@@ -240,11 +379,24 @@ mod tests {
     }
 
     #[test]
+    fn one_payload_comes_in_the_vector_that_was_lent() {
+        let mut cell = ResultCell::new(0);
+        cell.lend(Vec::with_capacity(7));
+        let (_, aftermath) = cell.conclude(Settlement::One(5), |first| assert!(first));
+        cell.attend(aftermath);
+        let outputs = cell.try_take().unwrap().unwrap();
+        assert_eq!((&*outputs, outputs.capacity()), (&[5][..], 7));
+        assert!(cell.has_retired() && cell.try_take().is_none());
+        cell.renew(1);
+        assert!(!cell.is_settled() && !cell.has_retired());
+    }
+
+    #[test]
     fn a_settlement_before_the_sink_leaves_the_credit_to_the_sink() {
-        let cell = ResultCell::new();
+        let cell = ResultCell::new(0);
         assert!(cell.settle(Err(ItemError::failed("given up"))));
-        assert_eq!(cell.conclude(Ok(vec![1]), |first| first), Some(false));
-        assert_eq!(cell.conclude(Ok(vec![2]), |_| ()), None);
+        assert_eq!(conclude(&cell, Ok(vec![1]), |first| first), Some(false));
+        assert_eq!(conclude(&cell, Ok(vec![2]), |_| ()), None);
         assert!(cell.try_take().unwrap().is_err());
     }
 
@@ -252,18 +404,20 @@ mod tests {
     fn a_result_that_nobody_wants_is_dropped_at_once() {
         let payload = std::sync::Arc::new(1);
         for early in [true, false] {
-            let cell = ResultCell::new();
+            let cell = ResultCell::new(0);
             if early {
                 cell.forsake();
             }
-            assert!(cell.settle(Ok(vec![std::sync::Arc::clone(&payload)])));
+            let (_, aftermath) =
+                cell.conclude(Settlement::One(std::sync::Arc::clone(&payload)), |_| ());
+            cell.attend(aftermath);
             cell.forsake();
             assert_eq!(std::sync::Arc::strong_count(&payload), 1);
         }
     }
 
     #[test]
-    fn a_lock_and_what_it_guards_fit_a_cache_line() {
-        assert!(size_of::<Mutex<Book<u64>>>() <= 64);
+    fn what_a_settlement_writes_and_a_waiter_reads_fits_a_cache_line() {
+        assert!(std::mem::offset_of!(ResultCell<std::sync::Arc<u64>>, waker) <= 64);
     }
 }

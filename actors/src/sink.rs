@@ -1,40 +1,48 @@
 //! The sink: where an item becomes a result.
 
+use std::time::Instant;
+
 use crate::engine::Engine;
 use crate::error::{ErrorKind, ItemError};
 use crate::item::{Item, Outcome};
 use crate::packet::Delivery;
 use crate::payload::Payload;
+use crate::result::Settlement;
+use crate::supervise::discard;
 use crate::sync::{Arc, lock};
 
 impl<P: Payload> Engine<P> {
     /// Every port of the sink holds the item: no actor will touch it any more.
     pub(crate) fn finish(self: &Arc<Self>, item: &Arc<Item<P>>) {
-        self.conclude(item, self.gather(item));
+        let outcome = self.gather(item);
+        let now = self.time(Instant::now());
+        self.conclude(Arc::clone(item), Settlement::Whole(outcome), now);
     }
 
-    /// The one port of the sink holds the item.
-    pub(crate) fn finish_with(self: &Arc<Self>, item: &Arc<Item<P>>, delivery: Delivery<P>) {
-        let outcome = match delivery {
-            Ok(payload) => {
-                let mut outputs = item.result.borrow();
-                outputs.push(payload);
-                Ok(outputs)
-            }
-            Err(error) => Err(error.at(None, item.seq)),
+    /// The one port of the sink holds the item, since `at_ns`.
+    pub(crate) fn finish_with(
+        self: &Arc<Self>,
+        item: Arc<Item<P>>,
+        delivery: Delivery<P>,
+        at_ns: u64,
+    ) {
+        let settlement = match delivery {
+            Ok(payload) => Settlement::One(payload),
+            Err(error) => Settlement::Whole(Err(error.at(None, item.seq()))),
         };
-        self.conclude(item, outcome);
+        self.conclude(item, settlement, at_ns);
     }
 
-    fn conclude(self: &Arc<Self>, item: &Arc<Item<P>>, mut outcome: Outcome<P>) {
-        if outcome.is_ok() && item.late() {
-            outcome = Err(item.expired());
+    fn conclude(self: &Arc<Self>, item: Arc<Item<P>>, mut settlement: Settlement<P>, now_ns: u64) {
+        if !matches!(settlement, Settlement::Whole(Err(_))) && item.late() {
+            let expired = Settlement::Whole(Err(item.expired()));
+            std::mem::replace(&mut settlement, expired).discard();
         }
-        match &item.stream {
-            None => self.retire(item, outcome),
+        match item.stream.clone() {
+            None => self.retire(item, settlement, now_ns),
             Some(stream) => {
-                stream.carry(item.seq, &outcome);
-                self.retire(item, outcome);
+                stream.carry(item.seq(), &settlement);
+                self.retire(item, settlement, now_ns);
                 stream.advance(self);
             }
         }
@@ -59,11 +67,15 @@ impl<P: Payload> Engine<P> {
             }
         }
         match ItemError::join(errors) {
-            Some(error) => Err(error.at(None, item.seq)),
+            Some(error) => {
+                discard(outputs);
+                Err(error.at(None, item.seq()))
+            }
             None if !missing => Ok(outputs),
             None => {
+                discard(outputs);
                 let message = "a sink port was reached without a payload";
-                Err(ItemError::new(ErrorKind::Contract, message).at(None, item.seq))
+                Err(ItemError::new(ErrorKind::Contract, message).at(None, item.seq()))
             }
         }
     }

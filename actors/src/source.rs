@@ -60,18 +60,24 @@ impl<P: Payload> Engine<P> {
             return Err(PushError::new(kind, inputs));
         }
         let deadline = patience.deadline();
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) && self.ending().is_none() {
+            return Err(PushError::new(PushErrorKind::Expired, inputs));
+        }
         let bytes = self.weigh(inputs.iter());
+        let at_ns = self.time(Instant::now());
         let waits = insist || self.queue.policy == WhenFull::Wait;
         if matches!(patience, Patience::None) || !waits {
-            return match self.offer(inputs, bytes, deadline, insist) {
-                Ok(Offered::Flight(charge, inputs)) => self.start(inputs, bytes, charge, deadline),
+            return match self.offer(inputs, bytes, deadline, insist, at_ns) {
+                Ok(Offered::Flight(charge, inputs)) => {
+                    self.start(inputs, bytes, charge, deadline, at_ns)
+                }
                 Ok(Offered::Taken(item)) => Ok(item),
                 Err((kind, inputs)) => Err(PushError::new(kind, inputs)),
             };
         }
-        let ask = Ask { bytes, queue: self.queue.capacity > 0 };
+        let ask = Ask { bytes, queue: self.queue.capacity > 0, at_ns };
         match self.credits.acquire(ask, deadline) {
-            Ok(place) => self.place(place, inputs, bytes, deadline),
+            Ok((place, at_ns)) => self.place(place, inputs, bytes, deadline, at_ns),
             Err(kind) => Err(PushError::new(kind, inputs)),
         }
     }
@@ -88,13 +94,14 @@ impl<P: Payload> Engine<P> {
             return Poll::Ready(self.accept(given, Patience::None, false));
         }
         let bytes = self.weigh(given.iter());
-        let ask = Ask { bytes, queue: self.queue.capacity > 0 };
+        let at_ns = self.time(Instant::now());
+        let ask = Ask { bytes, queue: self.queue.capacity > 0, at_ns };
         match self.credits.poll_acquire(ask, waiter, context) {
             Poll::Pending => {
                 *inputs = Some(given);
                 Poll::Pending
             }
-            Poll::Ready(Ok(place)) => Poll::Ready(self.place(place, given, bytes, None)),
+            Poll::Ready(Ok(place)) => Poll::Ready(self.place(place, given, bytes, None, at_ns)),
             Poll::Ready(Err(kind)) => Poll::Ready(Err(PushError::new(kind, given))),
         }
     }
@@ -105,9 +112,10 @@ impl<P: Payload> Engine<P> {
         inputs: Vec<P>,
         bytes: usize,
         deadline: Option<Instant>,
+        at_ns: u64,
     ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
         match place {
-            Place::Flight(charge) => self.start(inputs, bytes, charge, deadline),
+            Place::Flight(charge) => self.start(inputs, bytes, charge, deadline, at_ns),
             Place::Queue => {
                 let queued = self.enqueue(inputs, bytes, deadline);
                 queued.map_err(|(kind, inputs)| PushError::new(kind, inputs))
@@ -122,10 +130,11 @@ impl<P: Payload> Engine<P> {
         bytes: usize,
         charge: usize,
         deadline: Option<Instant>,
+        at_ns: u64,
     ) -> Result<Arc<Item<P>>, PushError<Vec<P>>> {
-        match self.enter_flight(deadline, None, bytes, charge) {
+        match self.enter_flight(deadline, None, bytes, charge, at_ns) {
             Ok(item) => {
-                self.inject(&item, inputs, self.time(item.admitted));
+                self.inject(&item, inputs, at_ns);
                 Ok(item)
             }
             Err(kind) => Err(PushError::new(kind, inputs)),
@@ -141,17 +150,18 @@ impl<P: Payload> Engine<P> {
         insist: bool,
         stream: Arc<Carried<P>>,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
-        let ask = Ask { bytes, queue: false };
+        let at_ns = self.time(Instant::now());
+        let ask = Ask { bytes, queue: false, at_ns };
         let refuses = !insist && self.queue.policy == WhenFull::Refuse;
-        let place = match patience {
+        let (place, at_ns) = match patience {
             Patience::Endless | Patience::Until(_) if !refuses => {
                 self.credits.acquire(ask, patience.deadline())?
             }
-            _ => self.credits.try_acquire(ask)?,
+            _ => (self.credits.try_acquire(ask)?, at_ns),
         };
         match place {
             Place::Flight(charge) => {
-                self.enter_flight(patience.deadline(), Some(stream), bytes, charge)
+                self.enter_flight(patience.deadline(), Some(stream), bytes, charge, at_ns)
             }
             Place::Queue => {
                 self.credits.unqueue().wake();
@@ -166,16 +176,16 @@ impl<P: Payload> Engine<P> {
         stream: Option<Arc<Carried<P>>>,
         bytes: usize,
         charge: usize,
+        admitted_ns: u64,
     ) -> Result<Arc<Item<P>>, PushErrorKind> {
-        let admission =
-            Admission { deadline, stream, admitted: Instant::now(), queued: false, start_by: None };
+        let admission = Admission { deadline, stream, admitted_ns, queued: false, start_by: None };
         match self.enter(admission) {
             Ok(item) => {
                 item.weight.admit(bytes, charge);
                 Ok(item)
             }
             Err(cause) => {
-                self.credits.release(charge).wake();
+                self.credits.refuse(charge).wake();
                 Err(PushErrorKind::Closed(cause))
             }
         }
@@ -187,12 +197,11 @@ impl<P: Payload> Engine<P> {
         deadline: Option<Instant>,
         start_by: Option<Instant>,
     ) -> Result<Arc<Item<P>>, ItemError> {
-        self.enter(Admission {
-            deadline,
-            stream: None,
-            admitted: Instant::now(),
-            queued: true,
-            start_by,
-        })
+        let admitted_ns = self.time(Instant::now());
+        let stream = None;
+        let item =
+            self.enter(Admission { deadline, stream, admitted_ns, queued: true, start_by })?;
+        self.credits.feed(admitted_ns);
+        Ok(item)
     }
 }

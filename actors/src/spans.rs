@@ -4,7 +4,8 @@
 //! A firing is a span `firing` with the fields `actor`, `device` and `item`; it is entered while the
 //! stage is called for it, and closed when the firing is complete. Events, all with the target
 //! `brigade_actors`: a restarted actor and a stage that panicked (warn), an item that is not computed
-//! any more (debug), the end of a pipeline (info, or error if it failed), a thread that a stop left
+//! any more, or was turned away in front of the pipeline: dropped by the policy for a full one, or
+//! waited too long (debug); a payload that panicked as it was dropped (warn), the end of a pipeline (info, or error if it failed), a thread that a stop left
 //! behind (warn).
 
 #[cfg(feature = "tracing")]
@@ -55,6 +56,17 @@ mod on {
         tracing::debug!(target: TARGET, actor, item, cause, "the item is not computed");
     }
 
+    /// An item was dropped or expired before it was let in.
+    pub(crate) fn turned_away(pipeline: &str, item: Seq, cause: &ItemError) {
+        let (item, kind, cause) = (item.number(), cause.kind(), cause.message());
+        tracing::debug!(target: TARGET, pipeline, item, ?kind, cause, "the item is turned away");
+    }
+
+    pub(crate) fn panicked_in_drop(cause: &ItemError) {
+        let cause = cause.message();
+        tracing::warn!(target: TARGET, cause, "a payload panicked as it was dropped");
+    }
+
     pub(crate) fn stopped(pipeline: &str, state: PipelineState, cause: &ItemError) {
         let cause = cause.message();
         if state == PipelineState::Failed {
@@ -94,6 +106,8 @@ mod off {
     pub(crate) const fn went_down(_actor: &str, _cause: &ItemError) {}
     pub(crate) const fn restarted(_actor: &str, _attempt: usize) {}
     pub(crate) const fn dropped(_actor: &str, _item: Seq, _cause: &ItemError) {}
+    pub(crate) const fn turned_away(_pipeline: &str, _item: Seq, _cause: &ItemError) {}
+    pub(crate) const fn panicked_in_drop(_cause: &ItemError) {}
     pub(crate) const fn stopped(_pipeline: &str, _state: PipelineState, _cause: &ItemError) {}
     pub(crate) const fn left_behind(_actor: &str) {}
 }

@@ -22,7 +22,7 @@ use crate::options::{Options, WhenFull};
 use crate::packet::Message;
 use crate::payload::Payload;
 use crate::queue::Queue;
-use crate::region::{Kind, ROOT, RegionId, Regions};
+use crate::region::{self, Kind, ROOT, RegionId, Regions};
 use crate::replica::SharedFactory;
 use crate::sync::{
     Apart, Arc, AtomicU64, AtomicUsize, Mutex, Ordering, RecvTimeoutError, Sender, bounded, thread,
@@ -54,7 +54,13 @@ impl Threads {
 /// busy while as much again is on its way between them.
 const fn automatic_in_flight(depth: usize) -> usize {
     let items = depth.saturating_mul(2);
-    if items < 2 { 2 } else { items }
+    if items < 2 {
+        2
+    } else if items > Options::MOST_ITEMS {
+        Options::MOST_ITEMS
+    } else {
+        items
+    }
 }
 
 /// Room in the inboxes where nothing is said: the number in flight that fills the pipeline is known
@@ -77,6 +83,43 @@ fn ways<P>(actors: &[ActorSpec<P>], edges: &[Edge], firsts: &[usize]) -> Ways {
     let mut order: Vec<usize> = (0..actors.len()).collect();
     order.sort_by_key(|&actor| Reverse(actors[actor].height));
     Ways { order: order.into_iter().flat_map(threads).collect(), before }
+}
+
+/// Refuses numbers that no machine has room for, and options that contradict each other.
+fn check(options: &Options) -> Result<(), SpawnError> {
+    let max = if options.adapt { "in_flight_auto" } else { "max_in_flight" };
+    let items = [
+        ("in_flight", options.in_flight, Options::MOST_ITEMS),
+        (max, options.max_in_flight, Options::MOST_ITEMS),
+        ("queue", options.queue, Options::MOST_ITEMS),
+        ("children", Some(options.children), Options::MOST_ITEMS),
+        ("trace", Some(options.trace), Options::MOST_EVENTS),
+    ];
+    for (option, given, most) in items {
+        if let Some(given) = given.filter(|given| *given > most) {
+            return Err(SpawnError::TooMany { option, given, most });
+        }
+    }
+    if let (Some(first), Some(most)) = (options.in_flight, options.max_in_flight)
+        && most < first
+        && most > 0
+    {
+        let message = format!(
+            "{max}({most}) contradicts in_flight({first}): the most that may be allowed is no less \
+             than what is allowed from the start"
+        );
+        return Err(SpawnError::Options(message));
+    }
+    if options.max_in_flight == Some(0) {
+        let message = format!("{max}(0): nothing could ever enter; say at least 1");
+        return Err(SpawnError::Options(message));
+    }
+    if options.item_bytes.is_some() && options.byte_budget.is_none() {
+        let message = "item_bytes says what an item takes of a byte budget, and there is none: say \
+                       byte_budget as well";
+        return Err(SpawnError::Options(message.into()));
+    }
+    Ok(())
 }
 
 /// Places in the queue in front of the credits.
@@ -113,6 +156,7 @@ pub(crate) fn spawn<P: Payload>(
 ) -> Result<(Arc<Engine<P>>, Threads), SpawnError> {
     let stop_timeout = options.stop_timeout;
     let until = options.build_timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    check(&options)?;
     let in_flight = options.in_flight.unwrap_or_else(|| automatic_in_flight(topology.depth));
     if in_flight == 0 {
         let message = "in_flight is 0: nothing could ever enter; say at least 1";
@@ -124,10 +168,6 @@ pub(crate) fn spawn<P: Payload>(
     }
     let said = options.in_flight;
     let capacity = match options.max_in_flight {
-        Some(0) if options.adapt => {
-            let message = "in_flight_auto(0): nothing could ever enter; say at least 1";
-            return Err(SpawnError::Options(message.into()));
-        }
         Some(max) if options.adapt => max,
         Some(max) => max.max(in_flight),
         None if said.is_some() => in_flight,
@@ -258,10 +298,9 @@ impl Layout {
         let joins = joins.map(|(spec, &takes)| (spec.inputs > 1).then(|| join(takes, spec.inputs)));
         let joins = joins.collect();
         let mut reached = regions.sinks.clone();
+        let leads_on = region::leading_on(actors.len(), edges);
         let done = (0..actors.len()).map(|actor| {
-            let leads_on =
-                |edge: &Edge| matches!(edge.from, OutPort::Actor { actor: a, .. } if a == actor);
-            (!edges.iter().any(leads_on)).then(|| {
+            (!leads_on[actor]).then(|| {
                 // A fan-out or a collect that nobody takes from is done with what it takes: the
                 // children that it could give, or the parent.
                 let region = match actors[actor].role {
@@ -362,6 +401,9 @@ impl<P> Ends<P> {
             });
             Region {
                 shape: self.layout.shapes[region].clone(),
+                batched: (0..actors.len())
+                    .filter(inside)
+                    .any(|actor| matches!(actors[actor].role, Role::Batch(_))),
                 entered: Apart(AtomicU64::new(0)),
                 budget: match regions.kinds[region] {
                     Kind::Children { actor, .. } => {

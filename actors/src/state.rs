@@ -11,10 +11,11 @@ use std::time::Instant;
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, ItemError};
-use crate::item::{Item, Outcome};
+use crate::item::Item;
 use crate::packet::Seq;
 use crate::payload::Payload;
-use crate::supervise::panicked;
+use crate::result::Settlement;
+use crate::supervise::{discard, panicked};
 use crate::sync::{Arc, Mutex, lock};
 
 /// How the state of a stream gets from the result of one item into the inputs of the next.
@@ -57,6 +58,16 @@ enum Entry<P> {
     Reset(Box<dyn Binding<P>>),
 }
 
+impl<P> Entry<P> {
+    /// Drops it, whatever its payloads do.
+    fn discard(self) {
+        match self {
+            Self::Item(_, inputs) => discard(inputs.into_iter().flatten()),
+            Self::Reset(binding) => discard(Some(binding)),
+        }
+    }
+}
+
 impl<P> fmt::Debug for Carried<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {}", self.id)
@@ -77,12 +88,15 @@ impl<P: 'static> Carried<P> {
     }
 
     /// Looks at the result of the item that was in the pipeline.
-    pub(crate) fn carry(&self, seq: Seq, outcome: &Outcome<P>) {
-        let carried = match outcome {
-            Ok(outputs) => self.with_binding(|binding| binding.carry(outputs)),
+    pub(crate) fn carry(&self, seq: Seq, settlement: &Settlement<P>) {
+        let carried = match settlement {
+            Settlement::One(output) => {
+                self.with_binding(|binding| binding.carry(std::slice::from_ref(output)))
+            }
+            Settlement::Whole(Ok(outputs)) => self.with_binding(|binding| binding.carry(outputs)),
             // It left nothing behind, and took nothing away.
-            Err(error) if error.is_filtered() => Ok(()),
-            Err(error) => Err(error.clone()),
+            Settlement::Whole(Err(error)) if error.is_filtered() => Ok(()),
+            Settlement::Whole(Err(error)) => Err(error.clone()),
         };
         if let Err(error) = carried {
             lock(&self.state).lost.get_or_insert(error.at(None, seq));
@@ -92,7 +106,7 @@ impl<P: 'static> Carried<P> {
     /// Forgets what is queued: the pipeline stopped and the items have their results.
     pub(crate) fn abandon(&self) {
         let queue = std::mem::take(&mut lock(&self.state).queue);
-        drop(queue);
+        queue.into_iter().for_each(Entry::discard);
     }
 
     /// Why the stream has no state any more.
@@ -158,18 +172,24 @@ impl<P: Payload> Carried<P> {
                         state.lost = None;
                         let before = state.binding.replace(binding);
                         drop(state);
-                        drop(before);
+                        discard(before);
                         continue;
                     }
                     Some(Entry::Item(item, inputs)) => (item, inputs, state.lost.clone()),
                 }
             };
             if let Some(lost) = lost {
-                engine.retire(&item, Err(state_lost(lost).at(None, item.seq)));
+                discard(inputs.into_iter().flatten());
+                let error = state_lost(lost).at(None, item.seq());
+                let now = engine.time(Instant::now());
+                engine.retire(item, Settlement::Whole(Err(error)), now);
                 continue;
             }
             let bound = match item.skip() {
-                Some(error) => Err(error),
+                Some(error) => {
+                    discard(inputs.into_iter().flatten());
+                    Err(error)
+                }
                 None => self
                     .with_binding(|binding| binding.bind(&mut inputs))
                     .and_then(|()| complete(inputs, engine.sources.len())),
@@ -180,9 +200,10 @@ impl<P: Payload> Carried<P> {
                     return engine.inject(&item, inputs, now);
                 }
                 Err(error) => {
-                    let error = error.at(None, item.seq);
+                    let error = error.at(None, item.seq());
                     lock(&self.state).lost.get_or_insert(error.clone());
-                    engine.retire(&item, Err(error));
+                    let now = engine.time(Instant::now());
+                    engine.retire(item, Settlement::Whole(Err(error)), now);
                 }
             }
         }

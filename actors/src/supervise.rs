@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use crate::error::{ErrorKind, ItemError};
+use crate::spans;
 use crate::stage::{Factory, Stage, StageContext};
 
 /// Runs a piece of user code; a panic becomes an error that says what it said.
@@ -27,6 +28,18 @@ pub(crate) fn panicked(what: &str, panic: &(dyn Any + Send)) -> ItemError {
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("a panic without a message");
     ItemError::new(ErrorKind::Panicked, format!("{what} panicked: {said}"))
+}
+
+/// Drops values one by one. What panics as it is dropped harms nothing but itself: a payload is code
+/// of the caller's, and may be dropped on any thread.
+pub(crate) fn discard<T>(values: impl IntoIterator<Item = T>) {
+    for value in values {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+            spans::panicked_in_drop(&panicked("dropping a payload", &*panic));
+            // What it panicked with may do so in its turn.
+            std::mem::forget(panic);
+        }
+    }
 }
 
 /// Builds a stage; a panicking factory is a failing one.

@@ -107,6 +107,14 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What `mutex` guards, where nobody else has it. Who has it is counted by `std`, which a model does
+/// not see: there the lock is taken once, to show what came before.
+pub(crate) fn own<T>(mutex: &mut Mutex<T>) -> &mut T {
+    #[cfg(any(loom, shuttle))]
+    drop(lock(mutex));
+    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Waits on `condvar` until it is notified or `deadline` passes; spurious wake-ups happen.
 pub(crate) fn wait_until<'a, T>(
     condvar: &Condvar,

@@ -126,7 +126,8 @@ impl System {
     ///
     /// # Errors
     ///
-    /// As [`Pipeline::spawn`]; [`SpawnError::Options`] if a pipeline of the same name is alive;
+    /// As [`Pipeline::spawn`]; [`SpawnError::Options`] if a pipeline of the same name is alive: one
+    /// that was stopped, failed, or lost its last handle leaves its name to the next;
     /// [`SpawnError::CpuBudget`] if the policy is to refuse.
     pub fn spawn<P: Payload>(
         &self,
@@ -136,19 +137,22 @@ impl System {
         Pipeline::spawn_in(self, topology, options)
     }
 
-    /// The names of the pipelines that are alive, in order.
+    /// The names of the pipelines that run or drain, in order. One that was stopped or failed is not
+    /// among them, whoever holds a handle on it.
     #[must_use]
     pub fn pipelines(&self) -> Vec<String> {
-        self.shared.pipelines.all().iter().map(|pipeline| pipeline.name().to_owned()).collect()
+        self.shared.pipelines.live().iter().map(|pipeline| pipeline.name().to_owned()).collect()
     }
 
-    /// The figures of every pipeline that is alive, by name.
+    /// The figures of every pipeline that has a handle, by name: also of those that were stopped or
+    /// failed, until another one takes the name.
     #[must_use]
     pub fn stats(&self) -> Vec<Stats> {
         self.shared.pipelines.all().iter().map(|pipeline| pipeline.stats()).collect()
     }
 
     /// Shuts one pipeline down; see [`Pipeline::shutdown`]. `None` if there is none of this name.
+    /// One that has ended already gives its report again.
     #[must_use]
     pub fn stop(&self, name: &str) -> Option<StopReport> {
         let pipeline = self.shared.pipelines.get(name)?;

@@ -33,7 +33,7 @@ impl<P: Payload> Ticket<P> {
     /// The number of the item.
     #[must_use]
     pub fn seq(&self) -> Seq {
-        self.item.seq
+        self.item.seq()
     }
 
     /// True once the result is there (or was taken).

@@ -25,6 +25,26 @@ pub enum OutPort {
     },
 }
 
+impl OutPort {
+    /// The actor that gives, to say more of it: its replicas, its threads. `None` for a source.
+    ///
+    /// ```
+    /// use brigade_actors::Topology;
+    ///
+    /// let mut builder = Topology::<i64>::builder();
+    /// let x = builder.source("x");
+    /// let double = builder.map("double", "cpu", |n| Ok(2 * n));
+    /// assert_eq!((x.actor(), double.output(0).actor()), (None, Some(double)));
+    /// ```
+    #[must_use]
+    pub const fn actor(self) -> Option<ActorId> {
+        match self {
+            Self::Source(_) => None,
+            Self::Actor { actor, .. } => Some(ActorId(actor)),
+        }
+    }
+}
+
 /// The end of an edge that takes: an input port of an actor or a sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InPort {

@@ -75,9 +75,18 @@ pub(crate) struct Ring {
     state: Mutex<(VecDeque<(u64, u64, u64)>, u64)>,
 }
 
+/// Events for which there is room from the start; more is made as they come.
+const FIRST: usize = 1024;
+
 impl Ring {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { capacity, state: Mutex::new((VecDeque::with_capacity(capacity), 0)) }
+        let events = VecDeque::with_capacity(capacity.min(FIRST));
+        Self { capacity, state: Mutex::new((events, 0)) }
+    }
+
+    /// Whether it keeps anything.
+    pub(crate) const fn is_on(&self) -> bool {
+        self.capacity > 0
     }
 
     pub(crate) fn record(&self, seq: u64, start_ns: u64, end_ns: u64) {
@@ -85,9 +94,12 @@ impl Ring {
             return;
         }
         let mut state = lock(&self.state);
-        if state.0.len() == self.capacity {
-            state.0.pop_front();
+        let full = state.0.len() == self.capacity;
+        if full || (state.0.len() == state.0.capacity() && state.0.try_reserve(1).is_err()) {
             state.1 += 1;
+            if state.0.pop_front().is_none() {
+                return;
+            }
         }
         state.0.push_back((seq, start_ns, end_ns));
     }

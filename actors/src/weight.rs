@@ -29,12 +29,23 @@ pub(crate) struct Total {
 impl Weight {
     /// The item was admitted with inputs of `input` bytes, charged with `charge`.
     pub(crate) fn admit(&self, input: usize, charge: usize) {
-        self.input.store(input, Ordering::Relaxed);
-        self.charge.store(charge, Ordering::Relaxed);
+        if input > 0 || charge > 0 {
+            self.input.store(input, Ordering::Relaxed);
+            self.charge.store(charge, Ordering::Relaxed);
+        }
+    }
+
+    /// Weighs nothing again, for another item.
+    pub(crate) fn renew(&self) {
+        for figure in [&self.input, &self.charge, &self.held, &self.peak] {
+            if figure.load(Ordering::Relaxed) != 0 {
+                figure.store(0, Ordering::Relaxed);
+            }
+        }
     }
 
     /// A payload of `bytes` came into being.
-    pub(crate) fn add(&self, bytes: usize, total: &Total, credits: &Credits) {
+    pub(crate) fn add<H>(&self, bytes: usize, total: &Total, credits: &Credits<H>) {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(held, Ordering::Relaxed);
         let all = total.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -52,13 +63,13 @@ impl Weight {
         take(&total.held, bytes.min(before));
     }
 
-    /// The item retires: nothing of it is in the pipeline any more. Gives what its credit is charged
-    /// with.
-    pub(crate) fn retire(&self, complete: bool, total: &Total, credits: &Credits) -> usize {
+    /// The item retires: nothing of it is in the pipeline any more. Tells `learn` what it held
+    /// beyond its inputs if it came through, and gives what its credit is charged with.
+    pub(crate) fn retire(&self, complete: bool, total: &Total, learn: impl FnOnce(usize)) -> usize {
         take(&total.held, self.held.swap(0, Ordering::Relaxed));
         if complete {
             let input = self.input.load(Ordering::Relaxed);
-            credits.learn(self.peak.load(Ordering::Relaxed).saturating_sub(input));
+            learn(self.peak.load(Ordering::Relaxed).saturating_sub(input));
         }
         self.charge.load(Ordering::Acquire)
     }
@@ -91,8 +102,9 @@ mod tests {
     #[test]
     fn an_item_that_grows_is_charged_with_more_and_the_next_from_the_start() {
         let bounds = Bounds { items: 8, bytes: Some(1000), item_bytes: Some(0), queue: 0 };
-        let (credits, total) = (Credits::new(bounds), Total::default());
-        let ask = Ask { bytes: 100, queue: false };
+        let (credits, total) =
+            (Credits::<()>::new(bounds, std::time::Instant::now()), Total::default());
+        let ask = Ask { bytes: 100, queue: false, at_ns: 0 };
         assert_eq!(credits.try_acquire(ask).unwrap(), Place::Flight(100));
         let weight = Weight::default();
         weight.admit(100, 100);
@@ -100,9 +112,9 @@ mod tests {
         weight.sub(100, &total);
         weight.add(400, &total, &credits);
         assert_eq!(total.snapshot(), (400, 400));
-        assert_eq!(credits.try_acquire(Ask { bytes: 601, queue: false }).ok(), None);
-        assert_eq!(weight.retire(true, &total, &credits), 400);
-        credits.release(400).wake();
+        assert_eq!(credits.try_acquire(Ask { bytes: 601, queue: false, at_ns: 0 }).ok(), None);
+        assert_eq!(weight.retire(true, &total, |extra| credits.open().learn(extra)), 400);
+        credits.open().release(400).wake();
         assert_eq!(total.snapshot(), (0, 400));
         assert_eq!(credits.try_acquire(ask).unwrap(), Place::Flight(400));
     }

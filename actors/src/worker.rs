@@ -1,7 +1,11 @@
 //! The thread of an actor.
 
+mod intake;
+mod recovery;
+
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
 
 use crate::batch::{Held, Live};
 use crate::cpu::Share;
@@ -13,16 +17,16 @@ use crate::inbox::{Flags, Inbox, Next, StageWaker};
 use crate::item::Item;
 use crate::join::Join;
 use crate::lane::Grant;
-use crate::metrics::{Phase, PipelineState};
+use crate::metrics::{Phase, PipelineState, add};
 use crate::outbox::{Closed, Kept, Outbox};
-use crate::packet::{Delivery, Firing, Message, Work};
+use crate::packet::{Delivery, Firing, Message, Stamp, Work};
 use crate::payload::Payload;
 use crate::region::RegionId;
 use crate::replica::SharedFactory;
 use crate::spans::{self, FiringSpan};
 use crate::stage::{Stage, StageContext};
-use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, guarded};
-use crate::sync::{Arc, Ordering, Sender, lock, thread};
+use crate::supervise::{RestartPolicy, Restarts, RetryPolicy, discard, guarded};
+use crate::sync::{Arc, Ordering, Sender, thread};
 
 /// What an actor thread is started with.
 pub(crate) struct Seed<P> {
@@ -137,7 +141,8 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     // Threads that a stage starts inherit the core of this one: where it was granted several, it
     // pins them itself.
     if let Some([core]) = seed.share.as_ref().map(|share| &*share.cores) {
-        *lock(&seed.engine.actors[me].pinned) = Some(crate::affinity::pin(*core).map(|()| *core));
+        *crate::sync::lock(&seed.engine.actors[me].pinned) =
+            Some(crate::affinity::pin(*core).map(|()| *core));
     }
     let outputs = seed.routes.len();
     let lists = matches!(seed.duty, Duty::FlatMap { .. } | Duty::Unbatch { .. });
@@ -154,10 +159,15 @@ pub(crate) fn run<P: Payload>(seed: Seed<P>, ready: &Sender<(usize, Result<(), I
     let built = actor.build();
     let failed = built.is_err();
     let _ = ready.send((me, built));
-    if !failed {
-        actor.run();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        if !failed {
+            actor.run()
+        }
+    }));
+    actor.end();
+    if let Err(panic) = ended {
+        resume_unwind(panic);
     }
-    actor.drop_stage();
 }
 
 impl<P: Payload> Actor<P> {
@@ -213,6 +223,24 @@ impl<P: Payload> Actor<P> {
             drop(stage);
             Ok(())
         });
+    }
+
+    /// Drops what is left with it: the items have their results.
+    fn end(mut self) {
+        self.drop_stage();
+        self.outbox.clear();
+        self.backlog.drain(..).for_each(Work::discard);
+        if let Duty::Batch(batcher) = &mut self.seed.duty {
+            while let Some(members) = batcher.held.oldest() {
+                discard(members);
+            }
+        }
+        while let Some(next) = self.seed.inbox.try_next(true) {
+            if let Next::Message(message) = next {
+                message.discard();
+            }
+        }
+        discard(Some(self));
     }
 
     fn run(&mut self) {
@@ -274,7 +302,7 @@ impl<P: Payload> Actor<P> {
             .filter(|firing| !firing.cancelled && firing.item.skip().is_some())
             .map(|firing| {
                 firing.cancelled = true;
-                firing.item.seq
+                firing.seq
             })
             .collect();
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
@@ -335,104 +363,29 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    /// Gathers the inputs of an item out of an inbox that held `level`.
-    fn take_in(&mut self, message: Message<P>, level: usize) {
-        // What lies in front of a join is counted by its edges.
-        let level = if self.seed.join.is_some() { 0 } else { level.max(1) };
-        self.cell().meter.held(level);
-        let mut inputs = self.outbox.inputs();
-        let mut children = Vec::new();
-        let (item, error) = match message {
-            Message::Packet(item, Ok(payload)) => {
-                inputs.push(payload);
-                (item, None)
-            }
-            Message::Packet(item, Err(error)) => (item, Some(error)),
-            Message::Ready(item) => {
-                let error = match self.seed.duty {
-                    Duty::Collect { slot } => match lock(&item.gathers[slot]).take() {
-                        Ok(list) => {
-                            children = list;
-                            None
-                        }
-                        Err(fault) => Some(fault),
-                    },
-                    Duty::Merge => self.choose(&item, &mut inputs),
-                    _ => self.match_ports(&item, &mut inputs),
-                };
-                (item, error)
-            }
-            Message::Gathered(work) => {
-                self.outbox.recycle(inputs);
-                self.backlog.push_back(work);
-                return;
-            }
-            Message::Retry(batch) => return self.retry(&batch),
-            Message::Wake => return,
-        };
-        let inputs = match error {
-            None => Ok(inputs),
-            Some(error) => {
-                self.outbox.recycle(inputs);
-                Err(error)
-            }
-        };
-        if matches!(self.seed.duty, Duty::Batch(_)) {
-            self.admit_member(item, inputs);
-        } else {
-            self.backlog.push_back(Work { item, inputs, children, tries: 0 });
-        }
-    }
-
-    /// Takes what every port of a join holds.
-    fn match_ports(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
-        let join = self.seed.join?;
-        let mut errors = Vec::new();
-        for port in 0..join.ports {
-            match item.cells.take(join, port) {
-                Some(Ok(payload)) => inputs.push(payload),
-                Some(Err(error)) => errors.push(error),
-                None => {}
-            }
-        }
-        ItemError::join(errors)
-    }
-
-    /// Takes the payload of the lowest port that holds one, unless a port failed.
-    fn choose(&self, item: &Item<P>, inputs: &mut Vec<P>) -> Option<ItemError> {
-        let error = self.match_ports(item, inputs);
-        if let Some(error) = error
-            && (inputs.is_empty() || !error.is_filtered())
-        {
-            return Some(error);
-        }
-        inputs.truncate(1);
-        None
-    }
-
     fn fire(&mut self, work: Work<P>) -> Fired<P> {
         let skip = work.inputs.as_ref().err().cloned().or_else(|| work.item.skip());
         if let Some(error) = skip {
-            self.pass(&work.item, error);
+            self.pass_work(work, error);
             return Fired::Yes;
         }
         if matches!(self.seed.duty, Duty::Merge) {
             let now = self.now.unwrap_or_else(Instant::now);
-            self.leave_edges(&work.item, now);
+            self.leave_edges(&work.item, work.since_ns, now);
             self.cell().meter.fired(now, now, false, None);
             let engine = &self.seed.engine;
             let bytes = engine.weigh(work.inputs.iter().flatten());
             if bytes > 0 {
                 engine.drop_bytes(&work.item, bytes);
             }
-            let at = engine.time(now);
+            let stamp = Stamp { number: work.seq.number(), at_ns: engine.time(now) };
             for payload in work.inputs.into_iter().flatten() {
-                self.send(&work.item, 0, payload, at);
+                self.send(&work.item, 0, payload, stamp);
             }
             self.report_done(&work.item, None);
             return Fired::Yes;
         }
-        let seq = work.item.seq;
+        let seq = work.seq;
         let mut now = self.now.take().unwrap_or_else(Instant::now);
         let lane = &self.cell().lane;
         if self.outbox.count() > 0 {
@@ -448,7 +401,8 @@ impl<P: Payload> Actor<P> {
                     let device = &lane.lanes.device;
                     let message =
                         format!("no lane of device `{device}` is left: stuck threads hold them");
-                    self.pass(&work.item, ItemError::new(ErrorKind::StageDown, message));
+                    let error = ItemError::new(ErrorKind::StageDown, message);
+                    self.pass_work(work, error);
                     return Fired::Yes;
                 }
             }
@@ -456,13 +410,13 @@ impl<P: Payload> Actor<P> {
             if let Some(error) = work.item.skip() {
                 lane.release(now);
                 self.cell().meter.enter_at(Phase::Other, now);
-                self.pass(&work.item, error);
+                self.pass_work(work, error);
                 return Fired::Yes;
             }
         }
         let started = now;
         self.cell().meter.enter_at(Phase::Busy, started);
-        self.leave_edges(&work.item, started);
+        self.leave_edges(&work.item, work.since_ns, started);
         let (item, inputs) = (work.item, work.inputs.unwrap_or_default());
         let engine = &self.seed.engine;
         let collected = work.children.iter().filter_map(|child| child.as_ref().ok());
@@ -485,7 +439,7 @@ impl<P: Payload> Actor<P> {
             deadline: item.deadline,
         };
         let span = FiringSpan::new(&self.cell().name, &self.cell().device, seq);
-        self.outbox.begin(item, started, bytes, kept, span.share());
+        self.outbox.begin(item, seq, started, bytes, kept, span.share());
         let (Some(stage), outbox) = (self.stage.as_mut(), &mut self.outbox) else {
             return Fired::Down(ItemError::new(ErrorKind::StageDown, "the stage is gone"));
         };
@@ -500,45 +454,60 @@ impl<P: Payload> Actor<P> {
         }
     }
 
-    /// Passes an item on as an error without computing it.
-    pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, error: ItemError) {
+    fn pass_work(&mut self, work: Work<P>, error: ItemError) {
+        self.pass(&work.item, work.since_ns, error);
+        work.discard();
+    }
+
+    /// Passes an item on as an error without computing it; it lies in its one edge `since_ns`.
+    pub(crate) fn pass(&mut self, item: &Arc<Item<P>>, since_ns: u64, error: ItemError) {
         let now = Instant::now();
-        self.leave_edges(item, now);
-        spans::dropped(&self.cell().name, item.seq, &error);
+        self.leave_edges(item, since_ns, now);
+        spans::dropped(&self.cell().name, item.seq(), &error);
         self.cell().meter.skipped();
         self.forward_error(item, error, now);
     }
 
     /// Counts an item as gone from the edges that end here: a batch that was made here counts for its
     /// members, and what never lay in them, or left them before, does not count.
-    fn leave_edges(&self, item: &Item<P>, at: Instant) {
+    fn leave_edges(&self, item: &Item<P>, since_ns: u64, at: Instant) {
         let now = self.seed.engine.time(at);
         match &self.seed.duty {
             Duty::Batch(batcher) if item.region == batcher.region => {
                 item.members().iter().for_each(|member| self.leave(member, now));
             }
-            _ => self.leave(item, now),
+            Duty::Batch(_) => self.leave(item, now),
+            _ if since_ns == 0 => {}
+            _ if since_ns == Work::<P>::JOINED => {
+                for (edge, waited) in self.seed.arrivals.iter().zip(&self.cell().waited_ns) {
+                    add(waited, now.saturating_sub(item.cells.stamped(*edge)));
+                }
+                self.cell().meter.took();
+            }
+            _ => {
+                if let [waited] = &*self.cell().waited_ns {
+                    add(waited, now.saturating_sub(since_ns));
+                }
+                self.cell().meter.took();
+            }
         }
     }
 
-    fn leave(&self, item: &Item<P>, now: u64) {
+    /// Counts a member of a batch as gone, once.
+    fn leave(&self, member: &Item<P>, now: u64) {
         let cell = self.cell();
-        let mut lay_there = false;
         for (edge, waited) in self.seed.arrivals.iter().zip(&cell.waited_ns) {
-            let since = item.cells.unstamp(*edge);
+            let since = member.cells.unstamp(*edge);
             if since > 0 {
-                lay_there = true;
-                waited.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+                add(waited, now.saturating_sub(since));
+                cell.meter.took();
             }
-        }
-        if lay_there {
-            cell.meter.took();
         }
     }
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, started, bytes, kept, outcome, lists } = closed;
+        let Closed { item, seq, started, bytes, kept, outcome, lists } = closed;
         let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
         let ended = Instant::now();
@@ -558,20 +527,29 @@ impl<P: Payload> Actor<P> {
             engine.drop_bytes(&item, handles * bytes);
         }
         let at = engine.time(ended);
-        cell.ring.record(item.seq.number(), engine.time(started), at);
-        if let Some(Kept { inputs, children, tries }) = kept.filter(|_| again) {
+        cell.ring.record(seq.number(), engine.time(started), at);
+        if !again {
+            if let Some(kept) = kept {
+                kept.discard();
+            }
+        } else if let Some(Kept { inputs, children, tries }) = kept {
             cell.meter.retried();
             // Among what waits, it keeps the place that its number gives it.
-            let later = self.backlog.iter().position(|work| work.item.seq > item.seq);
+            let later = self.backlog.iter().position(|work| work.seq > seq);
             let place = later.unwrap_or(self.backlog.len());
-            let work = Work { item, inputs: Ok(inputs), children, tries: tries + 1 };
+            let (inputs, tries) = (Ok(inputs), tries + 1);
+            let work = Work { item, seq, since_ns: 0, inputs, children, tries };
             self.backlog.insert(place, work);
             return;
         }
         let mut outputs = match outcome {
             Ok(outputs) => outputs,
-            Err(error) => return self.forward_error(&item, error, ended),
+            Err(error) => {
+                discard(lists.into_iter().flatten());
+                return self.forward_error(&item, error, ended);
+            }
         };
+        let stamp = Stamp { number: seq.number(), at_ns: at };
         match &self.seed.duty {
             Duty::FlatMap { region } => self.fan_out(*region, &item, lists, at),
             Duty::Unbatch { .. } => self.unbatch(&item, lists, at),
@@ -582,12 +560,12 @@ impl<P: Payload> Actor<P> {
                 if let ([targets], None) = (self.seed.routes.as_slice(), self.seed.done) {
                     // The handle itself goes on, so that its count stays as it is.
                     if let Some(payload) = outputs.pop().flatten() {
-                        engine.send(targets, item, payload, at);
+                        engine.send(targets, item, payload, stamp);
                     }
                 } else {
                     for (port, payload) in outputs.drain(..).enumerate() {
                         if let Some(payload) = payload {
-                            self.send(&item, port, payload, at);
+                            self.send(&item, port, payload, stamp);
                         }
                     }
                     self.report_done(&item, None);
@@ -611,7 +589,7 @@ impl<P: Payload> Actor<P> {
                     return self.retry(item);
                 }
                 for member in item.members() {
-                    let error = error.clone().at(None, member.seq);
+                    let error = error.clone().at(None, member.seq());
                     engine.bypass(batcher.region, member, &error);
                 }
             }
@@ -625,7 +603,7 @@ impl<P: Payload> Actor<P> {
                     return;
                 }
                 for member in item.members() {
-                    self.send_error(member, &error.clone().at(None, member.seq), at);
+                    self.send_error(member, &error.clone().at(None, member.seq()), at);
                 }
             }
             _ => self.send_error(item, &error, at),
@@ -648,21 +626,23 @@ impl<P: Payload> Actor<P> {
         match early {
             None => Ok(outputs),
             Some(port) => {
+                discard(outputs.into_iter().flatten());
                 let message = format!("output {port} left device `{device}` before it was ready");
                 Err(ItemError::new(ErrorKind::Contract, message))
             }
         }
     }
 
-    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, at_ns: u64) {
+    pub(crate) fn send(&self, item: &Arc<Item<P>>, port: usize, payload: P, stamp: Stamp) {
         if let Some(targets) = self.seed.routes.get(port) {
-            self.seed.engine.send(targets, Arc::clone(item), payload, at_ns);
+            self.seed.engine.send(targets, Arc::clone(item), payload, stamp);
         }
     }
 
     pub(crate) fn send_error(&self, item: &Arc<Item<P>>, error: &ItemError, at_ns: u64) {
+        let stamp = Stamp { number: item.seq().number(), at_ns };
         for targets in &self.seed.routes {
-            self.seed.engine.send_error(targets, item, error, at_ns);
+            self.seed.engine.send_error(targets, item, error, stamp);
         }
         self.report_done(item, Some(error));
     }
@@ -671,70 +651,5 @@ impl<P: Payload> Actor<P> {
         if let Some(port) = self.seed.done {
             self.seed.engine.done(port, item, error.cloned());
         }
-    }
-
-    /// Ends what a stage held that went down, and builds another one. False if the pipeline failed.
-    fn recover(&mut self, cause: &ItemError) -> bool {
-        spans::went_down(&self.cell().name, cause);
-        self.outbox.fail_all(cause);
-        while let Some(closed) = self.outbox.next_complete() {
-            self.close(closed);
-        }
-        self.drop_stage();
-        self.give_back();
-        let mut cause = cause.clone();
-        loop {
-            let Some(pause) = self.restarts.next(self.seed.policy, Instant::now()) else {
-                self.give_up(cause);
-                return false;
-            };
-            if !self.pause(pause) {
-                return false;
-            }
-            self.cell().meter.restarted();
-            spans::restarted(&self.cell().name, self.attempt);
-            match self.build() {
-                Ok(()) => return true,
-                Err(error) => cause = error,
-            }
-        }
-    }
-
-    /// Leaves what was taken and not started to the other replicas, if there are any.
-    fn give_back(&mut self) {
-        while let Some(work) = self.backlog.pop_front() {
-            if let Err(work) = self.seed.inbox.give_back(work) {
-                self.backlog.push_front(work);
-                return;
-            }
-        }
-    }
-
-    fn give_up(&self, cause: ItemError) {
-        let name = &self.cell().name;
-        let within = self.seed.policy.window.map(|window| format!(" within {window:?}"));
-        let message = format!(
-            "the pipeline failed: actor `{name}` went down more than {} times{}, last because {}",
-            self.seed.policy.limit,
-            within.unwrap_or_default(),
-            cause.message(),
-        );
-        let failure = ItemError::new(ErrorKind::StageDown, message).with_source(Arc::new(cause));
-        self.seed.engine.stop(PipelineState::Failed, &failure);
-    }
-
-    /// Backs off, taking in what arrives meanwhile, unless other replicas can. False if the actor is to stop.
-    fn pause(&mut self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        while !self.stopped() {
-            let wanted = !self.seed.inbox.is_shared();
-            match self.seed.inbox.next(wanted, Some(until)) {
-                Next::Message(message) => self.take_in(message, self.seed.inbox.level() + 1),
-                Next::Wake => {}
-                Next::Timeout => return true,
-                Next::Closed => return false,
-            }
-        }
-        false
     }
 }

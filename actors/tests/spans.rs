@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use brigade_actors::{Options, Pipeline};
-use kit::{MS, chain, failing, map, panicking, within};
+use brigade_actors::{Options, Pipeline, WhenFull};
+use kit::{MS, chain, failing, map, panicking, sleepy, within};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -105,6 +105,26 @@ impl Subscriber for Recorder {
     }
 }
 
+/// Items that the policy drops, and that wait too long in the queue, are told of; their firings are not
+/// kept.
+fn turn_away(seen: &Recorder) {
+    let before = seen.spans.lock().unwrap().keys().copied().collect::<Vec<_>>();
+    let options =
+        Options::new().name("drops").in_flight(1).when_full(WhenFull::DropNewest).queue(0);
+    let pipeline = Pipeline::spawn(chain(vec![sleepy(30 * MS)]), options).unwrap();
+    let tickets: Vec<_> = (0..2).map(|x| pipeline.push(vec![x]).unwrap()).collect();
+    assert_eq!(tickets.into_iter().map(|t| t.wait()).filter(Result::is_ok).count(), 1);
+    drop(pipeline);
+    let options = Options::new().name("ages").in_flight(1).max_age(5 * MS);
+    let pipeline = Pipeline::spawn(chain(vec![sleepy(60 * MS)]), options).unwrap();
+    let tickets: Vec<_> = (0..2).map(|x| pipeline.push(vec![x]).unwrap()).collect();
+    assert_eq!(tickets.into_iter().map(|t| t.wait()).filter(Result::is_ok).count(), 1);
+    drop(pipeline);
+    assert!(seen.saw(&["DEBUG", "turned away", "drops", "Dropped"]));
+    assert!(seen.saw(&["DEBUG", "turned away", "ages", "Expired"]));
+    seen.spans.lock().unwrap().retain(|id, _| before.contains(id));
+}
+
 /// Actors have threads of their own, so the subscriber is that of the process: one test, in order.
 #[test]
 fn a_subscriber_sees_firings_restarts_drops_and_stops() {
@@ -118,6 +138,7 @@ fn a_subscriber_sees_firings_restarts_drops_and_stops() {
         let failed = pipeline.stream((1..=10).map(|x| vec![x])).filter(Result::is_err).count();
         assert_eq!(failed, 3);
         pipeline.shutdown();
+        turn_away(&seen);
         let spans = seen.spans.lock().unwrap();
         // Ten at the first, eight at the others: items 4 and 8 failed at the first.
         let of = |actor: &str| {

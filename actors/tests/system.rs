@@ -29,13 +29,19 @@ fn a_system_lists_its_pipelines_and_stops_one_while_the_others_run() {
         assert!(system.stop("a").unwrap().detached.is_empty());
         assert_eq!((a.state(), b.state()), (PipelineState::Stopped, PipelineState::Running));
         assert_eq!(b.push(vec![1]).unwrap().wait().unwrap(), [2]);
-        drop(a);
+        // Its name is free although there is a handle on it.
+        assert_eq!(system.pipelines(), ["b"]);
+        let second = spawn("a");
+        assert_eq!(system.pipelines(), ["a", "b"]);
+        assert_eq!(second.push(vec![1]).unwrap().wait().unwrap(), [2]);
+        drop((a, second));
         assert_eq!(system.pipelines(), ["b"]);
         assert!(system.stop("a").is_none());
         let _a = spawn("a");
         let stopped: Vec<_> = system.shutdown().into_iter().map(|(name, _)| name).collect();
         assert_eq!(stopped, ["a", "b"]);
         assert_eq!(b.state(), PipelineState::Stopped);
+        assert!(system.pipelines().is_empty());
     });
 }
 

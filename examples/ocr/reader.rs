@@ -18,6 +18,10 @@ const LOOK: usize = 192;
 const STEP: usize = 64;
 /// What the functions between the models run on.
 const HOST: &str = "host";
+/// What the models run on.
+const DEVICE: &str = "cpu:0";
+/// How many pages, or batches of lines, the models may compute at once.
+const LANES: usize = 2;
 /// The most lines that are recognised together.
 const LINES: usize = 8;
 
@@ -106,14 +110,14 @@ pub(crate) struct Reader {
 impl Reader {
     pub(crate) fn new(detect: Graph, direction: Graph, recognise: Graph) -> Result<Self> {
         let alphabet = recognise.metadata.get("character").map_or("", String::as_str).into();
-        let on = |graph: Graph, device: &str| {
-            let map = DeviceMap::single(device.parse()?);
+        let compiled = |graph: Graph| {
+            let map = DeviceMap::single(DEVICE.parse()?);
             HeteroExecutable::compile(graph, &map, &CompileOptions::default())
         };
         Ok(Self {
-            detect: on(detect, "cpu:0")?,
-            direction: on(direction, "cpu:1")?,
-            recognise: on(recognise, "cpu:1")?,
+            detect: compiled(detect)?,
+            direction: compiled(direction)?,
+            recognise: compiled(recognise)?,
             alphabet,
         })
     }
@@ -145,7 +149,7 @@ impl Reader {
     pub(crate) fn pipeline(&self, in_flight: usize) -> Result<Pipeline<Token>> {
         let mut builder = Topology::<Token>::builder();
         let file = builder.source("page");
-        builder.lanes(HOST, 2);
+        builder.lanes(HOST, LANES);
         let decode =
             builder.map("decode", HOST, |page: Token| Ok(Token::Picture(page.into_picture()?)));
         builder.connect(file, decode.input(0));
@@ -185,6 +189,11 @@ impl Reader {
             });
         let (mut builder, batch) = flow.into_parts();
         let steps = self.recognise.splice(&mut builder, "recognise", &[batch])?[0];
+        // The lanes go to whichever model has work, so that none of them waits for another.
+        builder.lanes(DEVICE, LANES);
+        for model in [map, steps].iter().filter_map(|port| port.actor()) {
+            builder.replicas(model, LANES);
+        }
         let alphabet = Arc::clone(&self.alphabet);
         let topology = Flow::from_port(builder, steps)
             .unbatch("cut", HOST, |steps: Token, lines| {

@@ -1,6 +1,7 @@
 //! Reading case folders.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -98,8 +99,10 @@ impl Case {
     /// If a file is missing or not what it should be; names it.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join("case.json");
-        let text = std::fs::read_to_string(&path)
-            .map_err(|e| err!(Io, "cannot read `{}`", path.display()).with_source(e))?;
+        let mut text = String::new();
+        import::open_file(&path)
+            .and_then(|mut file| Ok(file.read_to_string(&mut text)?))
+            .map_err(|e| e.within(&format!("`{}`", path.display())))?;
         let doc: Document = serde_json::from_str(&text)
             .map_err(|e| err!(Format, "`{}` is no case", path.display()).with_source(e))?;
         let kind = match (doc.kind.as_str(), doc.steps) {
@@ -169,15 +172,24 @@ impl Case {
 /// # Errors
 /// If there is none, or one cannot be read.
 pub fn read_cases(folder: &Path) -> Result<Vec<Case>> {
-    if folder.join("case.json").is_file() {
-        return Ok(vec![Case::read(folder)?]);
+    find_cases(folder)?.iter().map(|p| Case::read(p)).collect()
+}
+
+/// The folders of the cases in `folder`, as [`read_cases`] reads them; none is opened.
+///
+/// # Errors
+/// If there is none, or the folder cannot be read.
+pub fn find_cases(folder: &Path) -> Result<Vec<PathBuf>> {
+    let holds_case = |folder: &Path| folder.join("case.json").symlink_metadata().is_ok();
+    if holds_case(folder) {
+        return Ok(vec![folder.to_owned()]);
     }
     let entries = std::fs::read_dir(folder)
         .map_err(|e| err!(Io, "cannot read folder `{}`", folder.display()).with_source(e))?;
     let mut paths: Vec<PathBuf> = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if path.join("case.json").is_file() {
+        if holds_case(&path) {
             paths.push(path);
         }
     }
@@ -186,5 +198,5 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>> {
         return Err(err!(Missing, "`{}` holds no case", folder.display())
             .with_help("a case is a folder with a `case.json` and its tensors"));
     }
-    paths.iter().map(|p| Case::read(p)).collect()
+    Ok(paths)
 }

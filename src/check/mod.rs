@@ -9,10 +9,13 @@ mod diverge;
 mod onnx_tests;
 mod runner;
 
-pub use case::{Case, CaseInput, CaseOutput, Kind, Role, read_cases};
+pub use case::{Case, CaseInput, CaseOutput, Kind, Role, find_cases, read_cases};
 pub use diverge::first_divergence;
 #[cfg(feature = "onnx")]
-pub use onnx_tests::{OnnxMode, OnnxReport, OnnxSummary, find_onnx_tests, run_onnx_test};
+pub use onnx_tests::{
+    MODEL_OPERATORS, OnnxClass, OnnxCount, OnnxMode, OnnxReport, OnnxSummary, find_onnx_tests,
+    run_onnx_test,
+};
 #[cfg(feature = "cli")]
 pub(crate) use runner::stack;
 pub use runner::{CaseReport, Status, Summary, compare_outputs, run_call, run_steps};

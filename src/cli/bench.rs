@@ -34,6 +34,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "STAGES", conflicts_with_all = [
         "input", "generate", "case", "warmup", "replicas_of_whole", "plan", "stages", "device",
         "micro_batch", "threads", "bind", "shape", "batch_axis", "disable_pass",
+        "weights_root",
     ])]
     synthetic: Option<SyntheticChain>,
     /// Feed the items of a case folder, or of a folder of them, and end with exit code 3 unless

@@ -12,7 +12,7 @@ use super::placing::Placing;
 use super::table::{row, table};
 use crate::bench::{self, PipelineReport};
 use crate::check::{
-    Case, CaseReport, Kind, Status, Summary, compare_outputs, first_divergence, read_cases,
+    Case, CaseReport, Kind, Status, Summary, compare_outputs, find_cases, first_divergence,
     run_steps, stack,
 };
 use crate::device::DeviceId;
@@ -91,10 +91,20 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     if let Some(folder) = &args.onnx_tests {
         return super::onnx_tests::run(folder, args.only.as_deref(), args.cut, console);
     }
-    let (Some(model), Some(cases)) = (&args.model, &args.cases) else {
+    let (Some(model), Some(cases_folder)) = (&args.model, &args.cases) else {
         return Err(err!(Usage, "a model and its cases are needed, or --onnx-tests").into());
     };
-    let mut cases = read_cases(cases)?;
+    let mut unreadable = Vec::new();
+    let mut cases = Vec::new();
+    for folder in find_cases(cases_folder)? {
+        match Case::read(&folder) {
+            Ok(case) => cases.push(case),
+            Err(e) => {
+                let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy();
+                unreadable.push(CaseReport::of_error(&name, Status::Failed, e.to_string()));
+            }
+        }
+    }
     // What is bound on the command line is no input any more.
     for case in &mut cases {
         case.inputs.retain(|i| args.placing.bind.iter().all(|b| b.name != i.name));
@@ -103,7 +113,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
-            return finish(&refused(&cases, &e, args.repeat), console);
+            return finish(&refused(&cases, unreadable, &e, args.repeat), console);
         }
         Err(e) => return Err(e.into()),
     };
@@ -126,7 +136,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         Ok(both) => both,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
-            return finish(&refused(&cases, &e, args.repeat), console);
+            return finish(&refused(&cases, unreadable, &e, args.repeat), console);
         }
         Err(e) => return Err(e.into()),
     };
@@ -167,7 +177,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     }
     bar.finish_and_clear();
     let names = sequential.output_names();
-    let reports: Vec<CaseReport> = cases
+    let mut reports: Vec<CaseReport> = cases
         .iter()
         .zip(&oracle)
         .zip(faults)
@@ -192,6 +202,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             report
         })
         .collect();
+    reports.extend(unreadable);
     let summary = Summary::of(reports);
     let document = Document {
         passed: summary.passed,
@@ -217,9 +228,9 @@ fn is_refusal(error: &Error) -> bool {
     )
 }
 
-fn refused(cases: &[Case], error: &Error, repeat: u32) -> Document {
+fn refused(cases: &[Case], unreadable: Vec<CaseReport>, error: &Error, repeat: u32) -> Document {
     let report = |c: &Case| CaseReport::of_error(&c.name, Status::Refused, error.to_string());
-    let summary = Summary::of(cases.iter().map(report).collect());
+    let summary = Summary::of(cases.iter().map(report).chain(unreadable).collect());
     Document {
         passed: summary.passed,
         failed: summary.failed,
@@ -357,7 +368,9 @@ fn stream_states(pipeline: &Pipeline, cases: &[Case], repeat: usize, check: Chec
 /// The first node of this plan that differs from the unsplit graph on `cpu`, all passes run.
 fn divergence(args: &Args, candidate: &HeteroExecutable, case: &Case) -> Result<Option<String>> {
     let Some(model) = &args.model else { return Ok(None) };
-    let mut graph = crate::import::load(model)?;
+    let weights = super::model::weights(&args.placing.weights_root)?;
+    let mut graph =
+        crate::import::import_with(model, &crate::import::Limits::default(), &weights)?.graph;
     super::bind::bind(&mut graph, &args.placing.bind)?;
     let map = DeviceMap::single(DeviceId::cpu(0));
     let reference = HeteroExecutable::compile(graph, &map, &CompileOptions::default())?;

@@ -1,4 +1,4 @@
-//! `brigade inspect`: what a model is made of.
+//! `brigade inspect`: what a model, or a file of weights, is made of.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,8 +10,9 @@ use super::console::Console;
 use super::failure::{Failure, Outcome};
 use super::model;
 use super::table::{bytes, table};
+use super::weights;
 use crate::device::DeviceId;
-use crate::error::Result;
+use crate::error::{Result, err};
 use crate::graph::{Graph, ValueId};
 use crate::ops::{CompileOptions, MissingOp, infer_graph};
 use crate::pipeline::compile_with;
@@ -20,7 +21,7 @@ use crate::registry::Registry;
 /// Arguments of `inspect`.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// The model file
+    /// The model file, or a file of weights: .gguf, .safetensors
     model: PathBuf,
     /// List each node with the inferred dtype and shape of its outputs
     #[arg(long)]
@@ -31,6 +32,9 @@ pub(super) struct Args {
     /// Write the graph in Graphviz's DOT language
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
+    /// A folder besides the model's own that its weight files may lie below (repeatable)
+    #[arg(long, value_name = "DIR")]
+    weights_root: Vec<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -82,7 +86,16 @@ struct Document {
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
-    let mut graph = model::load(&args.model, console)?;
+    if let Some(format) = weights::sniff(&args.model) {
+        if args.shapes || args.after_passes || args.dot.is_some() {
+            let path = args.model.display();
+            return Err(err!(Usage, "`{path}` holds weights and no graph")
+                .with_help("leave out --shapes, --after-passes and --dot")
+                .into());
+        }
+        return weights::run(&args.model, format, console);
+    }
+    let mut graph = model::load(&args.model, &args.weights_root, console)?;
     let whole = graph.clone();
     let registry = Registry::default();
     let cannot_run = registry.ops().missing(&graph);

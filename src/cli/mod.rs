@@ -20,6 +20,7 @@ mod plan;
 mod results;
 mod run;
 mod table;
+mod weights;
 
 use std::process::ExitCode;
 
@@ -68,7 +69,7 @@ enum Command {
     Bench(bench::Args),
     /// Cut a model into segments, show them, write the plan file
     Plan(plan::Args),
-    /// Show what a model is made of and whether it can be run
+    /// Show what a model is made of and whether it can be run, or what a file of weights holds
     Inspect(inspect::Args),
     /// List the devices
     Devices(devices::Args),

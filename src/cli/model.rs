@@ -1,30 +1,35 @@
 //! Reading the model that a command line names.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::console::Console;
 use crate::error::{Result, err};
 use crate::graph::Graph;
-use crate::import::{self, Limits};
+use crate::import::{self, Limits, WeightCache};
 
-/// Reads a model and tells what its import had to say.
-pub(super) fn load(path: &Path, console: &Console) -> Result<Graph> {
-    let imported = import::import(path, &Limits::default())?;
+/// Reads a model and tells what its import had to say. Its weight files lie in its folder or below
+/// `roots`.
+pub(super) fn load(path: &Path, roots: &[PathBuf], console: &Console) -> Result<Graph> {
+    let imported = import::import_with(path, &Limits::default(), &weights(roots)?)?;
     for notice in &imported.notices {
         console.notice(&format!("notice: {notice}"));
     }
     Ok(imported.graph)
 }
 
+/// A cache that reads below these folders.
+pub(super) fn weights(roots: &[PathBuf]) -> Result<WeightCache> {
+    roots.iter().try_fold(WeightCache::new(), |cache, root| cache.with_root(root))
+}
+
 /// The SHA-256 of a file, in hexadecimal.
 pub(super) fn sha256(path: &Path) -> Result<String> {
-    let hash = || -> io::Result<String> {
-        let mut file = File::open(path)?;
+    let hash = || -> Result<String> {
+        let mut file = import::open_file(path)?;
         let mut hasher = Sha256::new();
         let mut buffer = vec![0_u8; 1 << 20];
         loop {
@@ -40,7 +45,7 @@ pub(super) fn sha256(path: &Path) -> Result<String> {
         }
         Ok(text)
     };
-    hash().map_err(|e| err!(Io, "cannot read `{}`", path.display()).with_source(e))
+    hash().map_err(|e| e.within(&format!("`{}`", path.display())))
 }
 
 /// Writes a file whole.

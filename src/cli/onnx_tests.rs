@@ -42,7 +42,10 @@ pub(super) fn run(
     let mut text = table(&rows);
     for c in summary.cases.iter().filter(|c| c.status != Status::Passed) {
         let status = if c.status == Status::Failed { "FAILED" } else { "refused" };
-        text += &format!("{status} {}: {}\n", c.case, c.reason.as_deref().unwrap_or_default());
+        text += &format!("{status} {}: {}\n", c.case, c.headline());
+    }
+    for c in summary.classes.iter().filter(|c| c.all > 0) {
+        text += &format!("{}: {} of {} passed\n", c.class.describe(), c.passed, c.all);
     }
     let OnnxSummary { passed, failed, refused, .. } = &summary;
     text += &format!("{passed} passed, {failed} failed, {refused} refused\n");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
@@ -67,6 +67,10 @@ pub(super) struct Placing {
     /// Leave out a graph pass
     #[arg(long, value_name = "NAME")]
     pub(super) disable_pass: Vec<String>,
+    /// A folder besides the model's own that its weight files may lie below, as where they are links
+    /// (repeatable)
+    #[arg(long, value_name = "DIR")]
+    pub(super) weights_root: Vec<PathBuf>,
 }
 
 /// What a command line may ask for: more is a slip of the finger, and costs memory or threads
@@ -189,7 +193,7 @@ impl Placing {
 
     /// Reads a model and places it; tells what there is to notice.
     pub(super) fn load(&self, path: &Path, console: &Console) -> Result<Placed> {
-        let graph = model::load(path, console)?;
+        let graph = model::load(path, &self.weights_root, console)?;
         let placed = self.place(graph, Some(path))?;
         for notice in placed.notices() {
             console.notice(&format!("notice: {notice}"));

@@ -1,5 +1,6 @@
 //! Writing what items gave.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, err};
@@ -29,7 +30,7 @@ impl Results {
         outputs: &[Value],
     ) -> Result<Vec<PathBuf>> {
         let mut tensors = Vec::with_capacity(outputs.len());
-        for (name, value) in names.iter().zip(outputs) {
+        for (name, value) in unlike(names).iter().zip(outputs) {
             let tensor = value.tensor().map_err(|e| e.within(&format!("output `{name}`")))?;
             tensors.push((name.clone(), tensor.clone()));
         }
@@ -46,6 +47,29 @@ impl Results {
         }
         Ok(paths)
     }
+}
+
+/// The names; one that was there already with a number, so that no output takes the place of
+/// another.
+fn unlike(names: &[String]) -> Vec<String> {
+    let mut taken: HashSet<String> = names.iter().cloned().collect();
+    let mut seen = HashSet::new();
+    names
+        .iter()
+        .map(|name| {
+            if seen.insert(name) {
+                return name.clone();
+            }
+            let mut number = 2_usize;
+            loop {
+                let candidate = format!("{name}_{number}");
+                if taken.insert(candidate.clone()) {
+                    return candidate;
+                }
+                number += 1;
+            }
+        })
+        .collect()
 }
 
 /// A name as part of a file name: bytes other than letters, digits, `_`, `-` and inner dots of
@@ -92,6 +116,23 @@ mod tests {
         assert_eq!(escape("a/b"), "a%2Fb");
         assert_ne!(escape("a/b"), escape("a%2Fb"));
         assert_eq!(escape("é"), "%C3%A9");
+    }
+
+    #[test]
+    fn outputs_of_one_name_have_files_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["y", "y", "y_2", "y"].map(str::to_owned);
+        let outputs: Vec<Value> = (0..4_i64).map(|k| Value::from(Tensor::scalar(k))).collect();
+        let write = |archives| {
+            let results = Results::new(folder.path(), archives).unwrap();
+            results.write("x", &names, &outputs).unwrap()
+        };
+        for (k, path) in write(false).iter().enumerate() {
+            assert_eq!(import::read_npy(path).unwrap(), Tensor::scalar(k as i64), "{path:?}");
+        }
+        let archive = import::read_npz(&write(true)[0]).unwrap();
+        let read: Vec<&str> = archive.iter().map(|(n, _)| n.as_str()).collect();
+        assert_eq!(read, ["y", "y_3", "y_2", "y_4"]);
     }
 
     #[test]

@@ -65,7 +65,8 @@ pub struct Node {
     pub op: String,
     /// The operator's domain; empty for ai.onnx.
     pub domain: String,
-    /// The version of the operator set that the node was written for.
+    /// The version of the operator set that the node was written for, or
+    /// [`UNDECLARED`](Self::UNDECLARED).
     pub version: i64,
     /// What it reads; an optional input that is left out is `None`.
     pub inputs: Vec<Option<ValueId>>,
@@ -96,6 +97,9 @@ macro_rules! getters {
 }
 
 impl Node {
+    /// The [`version`](Self::version) of a node whose operator set the model does not import.
+    pub const UNDECLARED: i64 = 0;
+
     getters! {
         /// A whole number.
         int Int i64, v => *v;

@@ -25,11 +25,16 @@ mod npz;
 #[cfg(feature = "onnx")]
 pub mod onnx;
 mod safetensors;
+mod weights;
 
 pub use gguf::{GgufArray, GgufFile, GgufMetadata, GgufTensor, GgufType, GgufValue, fuzz_gguf};
 pub use npy::{parse_npy, read_npy, write_npy};
 pub use npz::{read_npz, write_npz};
 pub use safetensors::{SafetensorsFile, SafetensorsTensor, fuzz_safetensors};
+pub use weights::{
+    SCHEMES as WEIGHT_SCHEMES, StoredWeight, WeightCache, WeightProgress, WeightRef, WeightRequest,
+    WeightScheme, WeightSchemes, WeightStats, WeightType, WeightUri,
+};
 
 /// How much a file may ask for.
 ///
@@ -111,6 +116,8 @@ pub(crate) struct Source<'a> {
     /// The folder that names of further files are relative to.
     pub(crate) folder: Option<&'a Path>,
     pub(crate) limits: &'a Limits,
+    /// What files beside the model are read through.
+    pub(crate) weights: &'a WeightCache,
 }
 
 #[cfg(feature = "onnx")]
@@ -156,6 +163,19 @@ pub fn load(path: impl AsRef<Path>) -> Result<Graph> {
 /// # Errors
 /// As [`load`].
 pub fn import(path: impl AsRef<Path>, limits: &Limits) -> Result<Imported> {
+    import_with(path, limits, &WeightCache::new())
+}
+
+/// As [`import`], with weight files beside the model read through a cache: models that share files
+/// share their memory, and a file's name may be a link to below one of the cache's roots.
+///
+/// # Errors
+/// As [`load`].
+pub fn import_with(
+    path: impl AsRef<Path>,
+    limits: &Limits,
+    weights: &WeightCache,
+) -> Result<Imported> {
     let path = path.as_ref();
     let run = || {
         let bytes = read_file(path, limits)?;
@@ -164,7 +184,7 @@ pub fn import(path: impl AsRef<Path>, limits: &Limits) -> Result<Imported> {
             Some(p) if !p.as_os_str().is_empty() => p,
             _ => Path::new("."),
         };
-        dispatch(&Source { bytes, folder: Some(folder), limits }, &name)
+        dispatch(&Source { bytes, folder: Some(folder), limits, weights }, &name)
     };
     run().map_err(|e: crate::Error| e.within(&format!("`{}`", path.display())))
 }
@@ -186,25 +206,41 @@ pub fn from_bytes(bytes: &[u8], folder: Option<&Path>, limits: &Limits) -> Resul
     }
     #[allow(clippy::useless_conversion)]
     let bytes = FileBytes::from(bytes.to_vec());
-    dispatch(&Source { bytes, folder, limits }, "")
+    dispatch(&Source { bytes, folder, limits, weights: &WeightCache::new() }, "")
 }
 
 /// Files that are larger are mapped while they are decoded, so that they are not held twice.
 #[cfg(feature = "onnx")]
 const MAPPED_FROM: u64 = 256 << 20;
 
-fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
+/// Opens a regular file. A pipe is refused before it is opened, which would wait for a writer.
+pub(crate) fn open_file(path: &Path) -> Result<File> {
+    let refuse = |m: &std::fs::Metadata| {
+        if m.is_dir() {
+            return Err(err!(Io, "is a folder").with_help("name the file in it"));
+        }
+        if !m.is_file() {
+            return Err(err!(Io, "is not a regular file")
+                .with_help("write what comes from a pipe or a device to a file first"));
+        }
+        Ok(())
+    };
+    refuse(&std::fs::metadata(path)?)?;
     let file = File::open(path)?;
+    // Another may have taken its place meanwhile.
+    refuse(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
+    let file = open_file(path)?;
     let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        return Err(err!(Io, "is a folder").with_help("name the model file in it"));
-    }
     let max = limits.max_bytes;
     if metadata.len() > max {
         bail!(Limit, "takes {} bytes, more than the limit of {max}", metadata.len());
     }
     #[cfg(feature = "onnx")]
-    if metadata.is_file() && metadata.len() >= MAPPED_FROM {
+    if metadata.len() >= MAPPED_FROM {
         struct Mapped(crate::tensor::Buffer);
         impl AsRef<[u8]> for Mapped {
             fn as_ref(&self) -> &[u8] {
@@ -224,11 +260,7 @@ fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
 
 /// The bytes of a file, mapped.
 fn map_file(path: &Path) -> Result<crate::tensor::Buffer> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        bail!(Io, "is not a regular file");
-    }
-    mmap::map(&file)
+    mmap::map(&open_file(path)?)
 }
 
 /// In words, the names that are like `name`, or how many others there are.

@@ -35,12 +35,8 @@ pub fn read_npy(path: impl AsRef<Path>) -> Result<Tensor> {
 }
 
 fn read_file(path: &Path, limits: &Limits) -> Result<Tensor> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        bail!(Io, "is a folder, not a .npy file");
-    }
-    let length = metadata.is_file().then_some(metadata.len());
+    let file = super::open_file(path)?;
+    let length = Some(file.metadata()?.len());
     // Unbuffered: the header takes a few small reads, the elements one large one.
     read_array(file, length, limits)
 }
@@ -105,6 +101,29 @@ pub(crate) fn read_array(
         buffer = from_fortran(buffer.as_bytes(), &shape, dtype.size())?;
     }
     Tensor::from_buffer(dtype, shape, buffer)
+}
+
+/// The array in the bytes of a whole file, over these bytes where they are in order.
+pub(super) fn in_place(bytes: &Buffer, limits: &Limits) -> Result<Tensor> {
+    let all = bytes.as_bytes();
+    let (header, start) = read_header(&mut &*all, limits)?;
+    let size = header.dtype.size();
+    let turned = header.fortran_order && header.shape.len() > 1;
+    if turned || (header.big_endian && size > 1) {
+        return read_array(all, Some(all.len() as u64), limits);
+    }
+    let need = element_count(&header.shape, size)? * size;
+    let start = usize::try_from(start).unwrap_or(usize::MAX);
+    let there = all.len().saturating_sub(start);
+    let shape = Shape::from(header.shape);
+    if there < need {
+        bail!(Format, "truncated: {}{shape} takes {need} bytes, {there} are there", header.dtype);
+    }
+    if there > need {
+        bail!(Format, "bytes are left over after the {need} bytes of {}{shape}", header.dtype);
+    }
+    let data = bytes.range(start, need).ok_or_else(|| err!(Format, "it ends too early"))?;
+    Tensor::from_buffer(header.dtype, shape, data)
 }
 
 fn unexpected_end(e: std::io::Error) -> crate::Error {

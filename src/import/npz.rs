@@ -30,7 +30,7 @@ use crate::tensor::Tensor;
 /// ```
 pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>> {
     let path = path.as_ref();
-    let read = || read_archive(BufReader::new(File::open(path)?), &Limits::default());
+    let read = || read_archive(BufReader::new(super::open_file(path)?), &Limits::default());
     read().map_err(|e: crate::Error| e.within(&format!("`{}`", path.display())))
 }
 

@@ -73,7 +73,7 @@ pub struct SafetensorsFile {
 }
 
 /// The pairs of an object in their order, also where a key comes twice.
-struct Pairs<V>(Vec<(String, V)>);
+pub(super) struct Pairs<V>(pub(super) Vec<(String, V)>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -435,6 +435,37 @@ mod tests {
             let error = parse(&file(&header, data)).unwrap_err().to_string();
             assert!(error.contains(named), "{header}: {error}");
         }
+    }
+
+    /// Scenario 36: each number of the header in turn is one that the file cannot hold.
+    #[test]
+    fn scenario_36_absurd_numbers_are_refused_by_name_before_memory_is_taken() {
+        let digits: Vec<(usize, char)> =
+            TWO.char_indices().filter(|(_, c)| c.is_ascii_digit()).collect();
+        for (at, _) in digits {
+            for number in
+                ["4294967296", "9223372036854775808", "18446744073709551615", "1e300", "-1"]
+            {
+                // The digits of dtypes are no numbers.
+                if TWO[..at].ends_with(['U', 'F', 'I'])
+                    || TWO[..at].ends_with(|c: char| c.is_ascii_digit())
+                {
+                    continue;
+                }
+                let rest = TWO[at..].trim_start_matches(|c: char| c.is_ascii_digit());
+                let header = format!("{}{number}{rest}", &TWO[..at]);
+                match parse(&file(&header, 10)) {
+                    // The shape of an empty tensor may have any other extent.
+                    Ok(f) => assert_eq!(f.tensor("none").unwrap().bytes, 0, "{header}"),
+                    Err(e) => assert!(e.to_string().contains("tensor `"), "{header}: {e}"),
+                }
+            }
+        }
+        let small =
+            r#"{"big":{"dtype":"F32","shape":[65536,65536],"data_offsets":[0,17179869184]}}"#;
+        let bytes = file(small, 64);
+        assert!(bytes.len() < 160);
+        assert!(parse(&bytes).unwrap_err().to_string().contains("`big`"));
     }
 
     #[test]

@@ -183,7 +183,10 @@ impl OpDef {
     /// # Errors
     /// Words that name the version, attribute, input or dtype.
     pub fn check(&self, node: &Node, dtypes: &[Option<DType>]) -> Result<(), String> {
-        if node.version < self.since {
+        let mut faults = Vec::new();
+        if node.version == Node::UNDECLARED {
+            faults.push(super::registry::undeclared(&node.domain));
+        } else if node.version < self.since {
             return Err(format!(
                 "operator set {} is older than {}, the first one implemented",
                 node.version, self.since
@@ -195,17 +198,15 @@ impl OpDef {
             let current = |a: &&AttributeDef| node.version <= a.until;
             match known.clone().find(|a| current(a) && a.kind.admits(value)).or(known.find(current))
             {
-                None => {
-                    return Err(match last {
-                        None => format!("attribute `{name}` is not known"),
-                        Some(last) => format!(
-                            "attribute `{name}` is of operator sets up to {last}, not {}",
-                            node.version
-                        ),
-                    });
-                }
+                None => faults.push(match last {
+                    None => format!("attribute `{name}` is not known"),
+                    Some(last) => format!(
+                        "attribute `{name}` is of operator sets up to {last}, not {}",
+                        node.version
+                    ),
+                }),
                 Some(def) if !def.kind.admits(value) => {
-                    return Err(format!(
+                    faults.push(format!(
                         "attribute `{name}` is of kind {}, expected {:?}",
                         value.kind(),
                         def.kind
@@ -216,8 +217,11 @@ impl OpDef {
         }
         for def in self.attributes.iter().filter(|d| d.required) {
             if !node.attributes.contains_key(def.name) {
-                return Err(format!("attribute `{}` is missing", def.name));
+                faults.push(format!("attribute `{}` is missing", def.name));
             }
+        }
+        if !faults.is_empty() {
+            return Err(faults.join("; "));
         }
         let given = node.inputs.len() - node.captures.min(node.inputs.len());
         for (i, input) in node.inputs[..given].iter().enumerate() {

@@ -107,6 +107,10 @@ impl OpRegistry {
             let dtypes: Vec<Option<DType>> =
                 node.inputs.iter().map(|v| v.and_then(|v| graph.value(v).fact.dtype)).collect();
             let reason = match self.get(&node.domain, &node.op) {
+                None if node.version == Node::UNDECLARED => {
+                    let why = self.why_not(&node.domain, &node.op);
+                    Some(format!("{why}, and {}", undeclared(&node.domain)))
+                }
                 None => Some(self.why_not(&node.domain, &node.op)),
                 Some(def) => def.check(node, &dtypes).err(),
             };
@@ -155,6 +159,15 @@ impl OpRegistry {
             format!("{} operator(s) cannot be run:\n  {}", missing.len(), lines.join("\n  ")),
         ))
     }
+}
+
+/// Words for a node whose operator set has no version.
+pub(super) fn undeclared(domain: &str) -> String {
+    let domain = if domain.is_empty() { "ai.onnx" } else { domain };
+    format!(
+        "no version of the operator set `{domain}` is imported: export the model again, with an \
+         opset_import for it"
+    )
 }
 
 impl std::fmt::Display for MissingOp {

@@ -6,16 +6,18 @@ use std::sync::{Arc, OnceLock};
 use brigade_actors::{InPort, Options, Options as RuntimeOptions, OutPort, System, Topology};
 
 use super::handle::{Inner, Pipeline};
+use super::params::ParamValue;
 use super::placement;
 use super::prepared::{CPU, Prepared, listing, optimised};
 use super::stage::{factory, item_error};
 use crate::device::DeviceId;
 use crate::error::{Result, err};
 use crate::graph::Graph;
+use crate::import::{WeightCache, WeightRef};
 use crate::ops::CompileOptions;
 use crate::partition::{DeviceMap, InFlight, OutputSource, Plan, Source};
 use crate::registry::Registry;
-use crate::tensor::{Tensor, Value};
+use crate::tensor::{DType, Tensor, Value};
 
 /// Collects what a pipeline is made of; [`spawn`](Self::spawn) checks it all.
 #[derive(Debug)]
@@ -24,7 +26,8 @@ pub struct PipelineBuilder {
     registry: Registry,
     options: CompileOptions,
     placing: Placing,
-    params: Vec<(String, Tensor)>,
+    params: Vec<(String, ParamValue)>,
+    weights: Option<WeightCache>,
     micro_batch: Option<usize>,
     in_flight: Option<usize>,
     threads: BTreeMap<DeviceId, usize>,
@@ -56,6 +59,7 @@ impl Pipeline {
             options: CompileOptions::default(),
             placing: Placing::Map(DeviceMap::single(DeviceId::cpu(0))),
             params: Vec::new(),
+            weights: None,
             micro_batch: None,
             in_flight: None,
             threads: BTreeMap::new(),
@@ -178,7 +182,64 @@ impl PipelineBuilder {
         mut self,
         params: impl IntoIterator<Item = (N, Tensor)>,
     ) -> Self {
-        self.params.extend(params.into_iter().map(|(n, t)| (n.into(), t)));
+        self.params.extend(params.into_iter().map(|(n, t)| (n.into(), t.into())));
+        self
+    }
+
+    /// Binds a parameter of f32.
+    #[must_use]
+    pub fn set_param(self, name: impl Into<String>, data: &[f32]) -> Self {
+        self.set_param_typed(name, DType::F32, bytemuck::cast_slice(data))
+    }
+
+    /// Binds a parameter to little-endian elements, in the order of its declared shape.
+    #[must_use]
+    pub fn set_param_typed(self, name: impl Into<String>, dtype: DType, bytes: &[u8]) -> Self {
+        self.bind(name, ParamValue::elements(dtype, bytes))
+    }
+
+    /// Binds a parameter to a [`Tensor`] or to a weight in a file, which is loaded as the pipeline is
+    /// spawned.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::{DType, Pipeline, Tensor, WeightCache, WeightRef, import};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("brigade-doc-bind-{}", std::process::id()));
+    /// std::fs::create_dir_all(&folder).unwrap();
+    /// import::write_npy(folder.join("w.npy"), &Tensor::new([2], vec![1.0_f32, -1.0])?)?;
+    ///
+    /// let mut g = GraphBuilder::new("g");
+    /// let x = g.input("x", DType::F32, [2.into()])?;
+    /// let w = g.param("w", DType::F32, &[2])?;
+    /// let y = g.add(x, w)?;
+    /// let pipeline = Pipeline::builder(g.finish([("y", y)])?)
+    ///     .weights(&WeightCache::new().with_root(&folder)?)
+    ///     .bind("w", WeightRef::new("w", "npy://w.npy"))
+    ///     .spawn()?;
+    /// let outputs = pipeline.run([("x", Tensor::new([2], vec![1.0_f32, 1.0])?)])?;
+    /// assert_eq!(outputs[0].tensor()?.as_slice::<f32>()?, [2.0, 0.0]);
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    #[must_use]
+    pub fn bind(mut self, name: impl Into<String>, value: impl Into<ParamValue>) -> Self {
+        self.params.push((name.into(), value.into()));
+        self
+    }
+
+    /// Binds each of these weights to the parameter that it names.
+    #[must_use]
+    pub fn bind_all(mut self, weights: impl IntoIterator<Item = WeightRef>) -> Self {
+        self.params.extend(weights.into_iter().map(|w| (w.name.clone(), w.into())));
+        self
+    }
+
+    /// The cache that weights come from: its roots, schemes and files. Unless it is given, weights
+    /// are read anywhere, through the schemes of the registry.
+    #[must_use]
+    pub fn weights(mut self, weights: &WeightCache) -> Self {
+        self.weights = Some(weights.clone());
         self
     }
 
@@ -393,8 +454,11 @@ impl PipelineBuilder {
         let crew = Crew { replicas: self.replicas, lanes: self.lanes };
         let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
         crew.check(&prepared, &mut notices)?;
-        for (name, tensor) in self.params {
-            prepared.set_param(&name, tensor)?;
+        let weights = self.weights.unwrap_or_else(|| {
+            WeightCache::new().with_schemes(self.registry.weight_schemes().clone())
+        });
+        for (name, value) in self.params {
+            value.bind(&name, &prepared, &weights)?;
         }
         let prepared = Arc::new(prepared);
         let sealed = prepared.seal()?;

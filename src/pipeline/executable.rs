@@ -5,11 +5,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use super::params::ParamValue;
 use super::prepared::{Prepared, Sealed, optimised, tensor_for};
 use super::stage::{caught, checked, local, on_host};
 use crate::device::{DeviceId, Instance, InstanceOptions};
 use crate::error::{ErrorKind, Result, bail, err};
 use crate::graph::Graph;
+use crate::import::WeightCache;
 use crate::ops::CompileOptions;
 use crate::partition::{DeviceMap, OutputSource, PlanReport, Segmentation, Source};
 use crate::registry::Registry;
@@ -48,6 +50,7 @@ pub struct HeteroExecutable {
     notices: Arc<[String]>,
     /// Whether a pipeline runs the same code.
     piped: bool,
+    weights: WeightCache,
 }
 
 /// A graph on one device: what a split is compared with.
@@ -166,12 +169,14 @@ impl HeteroExecutable {
     ) -> Result<Self> {
         let notices = map.notices().iter().map(ToString::to_string).collect();
         let prepared = Arc::new(Prepared::new(graph, map, registry, options, threads)?);
-        Ok(Self { prepared, notices, piped: false })
+        let weights = WeightCache::new().with_schemes(registry.weight_schemes().clone());
+        Ok(Self { prepared, notices, piped: false, weights })
     }
 
     /// Over what a pipeline with these notices runs too.
     pub(crate) fn over(prepared: Arc<Prepared>, notices: &[String]) -> Self {
-        Self { prepared, notices: notices.into(), piped: true }
+        let weights = WeightCache::new();
+        Self { prepared, notices: notices.into(), piped: true, weights }
     }
 
     /// Binds a parameter of f32. Binding it again compiles the segments that hold it anew, before
@@ -189,24 +194,27 @@ impl HeteroExecutable {
     /// # Errors
     /// As [`Self::set_param`].
     pub fn set_param_typed(&self, name: &str, dtype: DType, bytes: &[u8]) -> Result<()> {
-        let tensor = match self.prepared.param_fact(name) {
-            Some(fact) => tensor_for(&format!("parameter `{name}`"), fact, dtype, bytes)?,
-            // The name is wrong; binding anything says so.
-            None => Tensor::from_bytes(dtype, [bytes.len() / dtype.size().max(1)], bytes)?,
-        };
-        self.bind(name, tensor)
+        self.bind(name, ParamValue::elements(dtype, bytes))
     }
 
-    /// Binds a parameter.
+    /// Binds a parameter to a [`Tensor`] or to a weight in a file ([`WeightRef`](crate::WeightRef)).
     ///
     /// # Errors
-    /// As [`Self::set_param`].
-    pub fn bind(&self, name: &str, tensor: Tensor) -> Result<()> {
+    /// As [`Self::set_param`]; for a weight, as [`WeightCache::load`].
+    pub fn bind(&self, name: &str, value: impl Into<ParamValue>) -> Result<()> {
         if self.piped {
             return Err(err!(Usage, "parameter `{name}` was bound when the pipeline was spawned")
                 .with_help("spawn another pipeline to run it with other parameters"));
         }
-        self.prepared.set_param(name, tensor)
+        value.into().bind(name, &self.prepared, &self.weights)
+    }
+
+    /// This executable, with the cache that weights come from: its roots, schemes and files. It is
+    /// one that reads anywhere unless this was called.
+    #[must_use]
+    pub fn with_weights(mut self, weights: &WeightCache) -> Self {
+        self.weights = weights.clone();
+        self
     }
 
     /// Runs f32 inputs, by name, and gives the f32 outputs in the order of declaration.

@@ -7,6 +7,7 @@ mod batch;
 mod builder;
 mod executable;
 mod handle;
+mod params;
 pub mod placement;
 mod prepared;
 mod splice;
@@ -20,4 +21,5 @@ pub use brigade_actors::{OnStall, Options as RuntimeOptions, Stall, Stats, WhenF
 pub use builder::PipelineBuilder;
 pub use executable::{CompiledGraph, HeteroExecutable, compile_in, compile_with};
 pub use handle::{Pipeline, StateStream, Stream, Ticket};
+pub use params::ParamValue;
 pub use state::State;

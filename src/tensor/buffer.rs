@@ -130,9 +130,36 @@ impl Buffer {
         })
     }
 
+    /// A handle that does not keep the memory.
+    pub(crate) fn downgrade(&self) -> WeakBuffer {
+        WeakBuffer { storage: Arc::downgrade(&self.storage), offset: self.offset, len: self.len }
+    }
+
     /// Whether two handles share memory.
     pub fn same_memory(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
+    }
+}
+
+/// A handle on a [`Buffer`] that does not keep its memory.
+#[derive(Clone)]
+pub(crate) struct WeakBuffer {
+    storage: Weak<Storage>,
+    offset: usize,
+    len: usize,
+}
+
+impl fmt::Debug for WeakBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeakBuffer({} bytes)", self.len)
+    }
+}
+
+impl WeakBuffer {
+    /// The buffer, if somebody still holds it.
+    pub(crate) fn upgrade(&self) -> Option<Buffer> {
+        let storage = self.storage.upgrade()?;
+        Some(Buffer { storage, offset: self.offset, len: self.len })
     }
 }
 

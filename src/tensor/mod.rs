@@ -17,6 +17,7 @@ mod value;
 
 pub use array::{Tensor, TensorDisplay};
 pub use buffer::Buffer;
+pub(crate) use buffer::WeakBuffer;
 pub(crate) use cast::cast_to;
 pub use cast::{Element, cast};
 #[allow(unused_imports)]

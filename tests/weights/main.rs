@@ -2,3 +2,4 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod formats;
+mod resident;

@@ -24,7 +24,7 @@ pub(crate) struct Receiver<T>(Arc<Shared<T>>);
 
 /// The message could not be sent.
 #[derive(Debug)]
-pub(crate) struct Refused;
+pub(crate) struct Refused<T>(pub(crate) T);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecvTimeoutError {
@@ -39,10 +39,10 @@ pub(crate) fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Sender<T> {
-    pub(crate) fn try_send(&self, message: T) -> Result<(), Refused> {
+    pub(crate) fn try_send(&self, message: T) -> Result<(), Refused<T>> {
         let mut state = lock(&self.0.state);
         if state.receivers == 0 || state.queue.len() >= state.capacity {
-            return Err(Refused);
+            return Err(Refused(message));
         }
         state.queue.push_back(message);
         drop(state);
@@ -51,7 +51,7 @@ impl<T> Sender<T> {
     }
 
     /// A send that would have to wait is a fault in a model: inboxes have room for every item.
-    pub(crate) fn send(&self, message: T) -> Result<(), Refused> {
+    pub(crate) fn send(&self, message: T) -> Result<(), Refused<T>> {
         let sent = self.try_send(message);
         assert!(
             sent.is_ok() || lock(&self.0.state).receivers == 0,

@@ -181,13 +181,7 @@ impl GgufFile {
                 Tensor::from_buffer(dtype, tensor.shape.as_slice(), bytes).map_err(within)
             }
             GgufType::Blocks(format) => {
-                let pool = crate::tensor::BufferPool::default();
-                let mut out = Tensor::from_pool(&pool, DType::F32, tensor.shape.as_slice())
-                    .map_err(within)?;
-                format
-                    .decode(bytes.as_bytes(), out.as_mut_slice::<f32>()?)
-                    .map_err(|e| err!(Format, "tensor `{}`: {e}", tensor.name))?;
-                Ok(out)
+                super::weights::decoded(format, &tensor.shape, &bytes).map_err(within)
             }
             GgufType::Unsupported(_) => Err(unsupported(tensor)),
         }

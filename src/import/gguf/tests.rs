@@ -145,6 +145,59 @@ fn scenario_37_tensors_that_contradict_each_other_are_refused_by_name() {
     assert!(file.array(file.tensor("none").unwrap()).unwrap().is_empty());
 }
 
+/// Each number of the header in turn is one that no file means: it is refused or harmless.
+#[test]
+fn every_number_of_the_header_may_be_absurd() {
+    for (version, big_endian) in [(1, false), (2, true), (3, false), (3, true)] {
+        let whole = sample(version, big_endian).finish();
+        let header = whole.len() - 68 - 32;
+        let mut refused = 0;
+        for at in 4..header {
+            for number in [0, 1, 1 << 30, 1 << 31, 1 << 32, 1 << 60, 1 << 63, u64::MAX] {
+                let mut bytes = whole.clone();
+                let wide = if big_endian { number.to_be_bytes() } else { number.to_le_bytes() };
+                bytes[at..at + 8].copy_from_slice(&wide);
+                refused += usize::from(parse(&bytes).is_err());
+                fuzz_gguf(&bytes);
+            }
+        }
+        assert!(refused > header * 5, "{refused} of {}", header * 8);
+    }
+}
+
+#[test]
+fn texts_that_are_not_utf8_are_kept_as_they_are_and_names_must_be() {
+    let mut w = Writer::new(3, false);
+    let mut odd = w.u64(2);
+    odd.extend([0xC3, 0x28]);
+    w.value("odd", 8, odd.clone());
+    let mut list = w.u32(8);
+    list.extend(w.count(2));
+    list.extend(w.text("a"));
+    list.extend(&odd);
+    w.value("list", 9, list);
+    let file = parse(&w.finish()).unwrap();
+    assert_eq!(file.metadata().get("odd"), Some(&GgufValue::Bytes(vec![0xC3, 0x28])));
+    let list = file.metadata().list("list").unwrap();
+    assert!(list.as_strings().is_none());
+    assert_eq!(list.get(1), Some(GgufValue::Bytes(vec![0xC3, 0x28])));
+    let mut bytes = w.finish();
+    let at = bytes.windows(4).position(|w| w == b"list").unwrap();
+    bytes[at] = 0xFF;
+    assert!(parse(&bytes).unwrap_err().to_string().contains("UTF-8"));
+}
+
+#[test]
+fn types_that_the_format_gave_up_are_refused_by_name() {
+    let mut w = Writer::new(3, false);
+    w.tensors.push(("w".into(), vec![32], 31, 0));
+    w.data = vec![0; 64];
+    let error = parse(&w.finish()).unwrap_err();
+    assert!(error.to_string().contains("Q4_0_4_4") && error.to_string().contains("`w`"), "{error}");
+    w.tensors[0].2 = 999;
+    assert!(parse(&w.finish()).unwrap_err().to_string().contains("999"));
+}
+
 #[test]
 fn mutated_files_end_in_tensors_or_an_error() {
     let mut random = Mutator::new(0x66F);

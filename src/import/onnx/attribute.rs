@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::graph::Captured;
 use super::pb::attribute_proto::AttributeType;
-use super::{Importer, Opsets, pb, tensor};
+use super::{Importer, Opsets, pb, sparse, tensor};
 use crate::error::{Result, bail, err};
 use crate::graph::{Attribute, Graph};
 use crate::tensor::Tensor;
@@ -28,6 +28,7 @@ pub(super) fn kind_of(a: &pb::AttributeProto) -> AttributeType {
         _ if a.t.is_some() => AttributeType::Tensor,
         _ if a.g.is_some() => AttributeType::Graph,
         _ if a.tp.is_some() => AttributeType::TypeProto,
+        _ if a.sparse_tensor.is_some() => AttributeType::SparseTensor,
         _ if !a.floats.is_empty() => AttributeType::Floats,
         _ if !a.ints.is_empty() => AttributeType::Ints,
         _ if !a.strings.is_empty() => AttributeType::Strings,
@@ -103,10 +104,14 @@ impl Importer<'_> {
             }
             AttributeType::TypeProto => Attribute::String(type_text(a.tp.as_ref())),
             AttributeType::Undefined => bail!(Format, "it has no value"),
-            AttributeType::Graphs
-            | AttributeType::SparseTensor
-            | AttributeType::SparseTensors
-            | AttributeType::TypeProtos => {
+            AttributeType::SparseTensor => {
+                let t = a.sparse_tensor.ok_or_else(|| err!(Format, "it has no tensor"))?;
+                match self.sparse(t, &|| format!("attribute `{name}` of node `{node}`"))? {
+                    Some(t) => Attribute::Tensor(t),
+                    None => return Ok(Read::Unsupported),
+                }
+            }
+            AttributeType::Graphs | AttributeType::SparseTensors | AttributeType::TypeProtos => {
                 let what = format!("of kind {}", kind.as_str_name().to_lowercase());
                 return self.unsupported_attribute(&name, node, &what);
             }
@@ -125,7 +130,26 @@ impl Importer<'_> {
         proto: pb::TensorProto,
         what: &dyn Fn() -> String,
     ) -> Result<Option<Tensor>> {
-        match tensor::read(proto, &mut self.weights, self.limits) {
+        let read = tensor::read(proto, &mut self.weights, self.limits);
+        self.counted(read, what)
+    }
+
+    /// The same of a sparse tensor.
+    pub(super) fn sparse(
+        &mut self,
+        proto: pb::SparseTensorProto,
+        what: &dyn Fn() -> String,
+    ) -> Result<Option<Tensor>> {
+        let read = sparse::read(proto, &mut self.weights, self.limits);
+        self.counted(read, what)
+    }
+
+    fn counted(
+        &mut self,
+        read: Result<Tensor>,
+        what: &dyn Fn() -> String,
+    ) -> Result<Option<Tensor>> {
+        match read {
             Ok(t) => {
                 self.count_constant(&t)?;
                 Ok(Some(t))
@@ -153,7 +177,7 @@ impl Importer<'_> {
                 Read::Subgraph(..) => bail!(Format, "attribute `{name}` is a graph"),
             };
             let tensor = match (name.as_str(), value) {
-                ("value", Attribute::Tensor(t)) => t,
+                ("value" | "sparse_value", Attribute::Tensor(t)) => t,
                 ("value_int", Attribute::Int(v)) => Tensor::scalar(v),
                 ("value_ints", Attribute::Ints(v)) => Tensor::of_i64(&v),
                 ("value_float", Attribute::Float(v)) => Tensor::scalar(v),

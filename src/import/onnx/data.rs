@@ -8,7 +8,7 @@ use prost::Message;
 use super::external::Weights;
 use super::{domain_of, pb, tensor, wire};
 use crate::error::{Result, bail, err};
-use crate::import::Limits;
+use crate::import::{Limits, read_file};
 use crate::tensor::{DType, Tensor, Value};
 
 /// A test: a model with one or more sets of inputs and expected outputs.
@@ -104,11 +104,11 @@ impl TestModel {
     /// If its `model.onnx` cannot be read or is no model.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(Self::MODEL);
-        let bytes = std::fs::read(&path)
-            .map_err(|e| err!(Io, "cannot read `{}`", path.display()).with_source(e))?;
         let within = |e: crate::Error| e.within(&format!("`{}`", path.display()));
-        wire::check(&bytes, Limits::default().max_bytes).map_err(within)?;
-        let model = pb::ModelProto::decode(bytes.as_slice())
+        let limits = Limits::default();
+        let bytes = read_file(&path, &limits).map_err(within)?;
+        wire::check(&bytes, limits.max_bytes).map_err(within)?;
+        let model = pb::ModelProto::decode(bytes)
             .map_err(|e| within(err!(Format, "is no ONNX model").with_source(e)))?;
         let graph = model.graph.unwrap_or_default();
         let ports = |all: &[pb::ValueInfoProto]| {
@@ -151,6 +151,18 @@ impl TestModel {
         self.operators.iter().map(String::as_str)
     }
 
+    /// Whether all operators are of ai.onnx, and all inputs and outputs are tensors of f32, f64,
+    /// f16, i8, u8, i32, i64 or bool.
+    pub fn is_standard(&self) -> bool {
+        use DType::{Bool, F16, F32, F64, I8, I32, I64, U8};
+        let usual = |p: &Port| match &p.declared {
+            Declared::Tensor(Some(d)) => matches!(d, F32 | F64 | F16 | I8 | U8 | I32 | I64 | Bool),
+            _ => false,
+        };
+        self.inputs.iter().chain(&self.outputs).all(usual)
+            && !self.operators.iter().any(|o| o.contains('.'))
+    }
+
     /// The folders of inputs and outputs, by name.
     ///
     /// # Errors
@@ -186,7 +198,7 @@ impl TestModel {
             let mut all = Vec::new();
             for k in 0.. {
                 let path = set.join(format!("{kind}_{k}.pb"));
-                if !path.exists() {
+                if path.symlink_metadata().is_err() {
                     break;
                 }
                 let Some(port) = ports.get(k) else {
@@ -203,11 +215,7 @@ impl TestModel {
 }
 
 fn read_value(path: &Path, declared: &Declared, limits: &Limits) -> Result<Value> {
-    let size = std::fs::metadata(path)?.len();
-    if size > limits.max_bytes {
-        bail!(Limit, "has {size} bytes, more than the limit of {}", limits.max_bytes);
-    }
-    let bytes = std::fs::read(path)?;
+    let bytes = read_file(path, limits)?;
     fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
         M::decode(bytes).map_err(|e| err!(Format, "is not what was declared").with_source(e))
     }
@@ -228,7 +236,8 @@ fn read_value(path: &Path, declared: &Declared, limits: &Limits) -> Result<Value
 }
 
 fn one(proto: pb::TensorProto, declared: Option<DType>, limits: &Limits) -> Result<Tensor> {
-    let tensor = tensor::read(proto, &mut Weights::new(None), limits)?;
+    let tensor =
+        tensor::read(proto, &mut Weights::new(None, &crate::import::WeightCache::new()), limits)?;
     // Files hold bf16 as the whole numbers that its bits are.
     if declared == Some(DType::BF16) && tensor.dtype() == DType::U16 {
         return Tensor::from_bytes(DType::BF16, tensor.shape().clone(), tensor.as_bytes());

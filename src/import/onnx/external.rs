@@ -1,23 +1,22 @@
 //! Weights in files beside the model.
 
-use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Component, Path};
 
 use super::pb;
-use crate::error::{Error, Result, bail, err};
-use crate::import::mmap;
+use crate::error::{ErrorKind, Result, bail, err};
+use crate::import::WeightCache;
 use crate::tensor::Buffer;
 
-/// The model's folder and the files in it that were mapped so far.
+/// The model's folder, and a cache that reads below it (and below the roots that it had).
 pub(super) struct Weights<'a> {
     folder: Option<&'a Path>,
-    files: HashMap<String, Buffer>,
+    cache: &'a WeightCache,
+    below: Option<WeightCache>,
 }
 
 impl<'a> Weights<'a> {
-    pub(super) fn new(folder: Option<&'a Path>) -> Self {
-        Self { folder, files: HashMap::new() }
+    pub(super) fn new(folder: Option<&'a Path>, cache: &'a WeightCache) -> Self {
+        Self { folder, cache, below: None }
     }
 
     /// A handle on the `need` bytes that `entries` point at.
@@ -52,17 +51,7 @@ impl<'a> Weights<'a> {
         })
     }
 
-    fn file(&mut self, location: &str) -> Result<&Buffer> {
-        if !self.files.contains_key(location) {
-            let mapped = self.open(location)?;
-            self.files.insert(location.to_owned(), mapped);
-        }
-        self.files
-            .get(location)
-            .ok_or_else(|| Error::internal(format!("`{location}` was not kept")))
-    }
-
-    fn open(&self, location: &str) -> Result<Buffer> {
+    fn file(&mut self, location: &str) -> Result<Buffer> {
         let Some(folder) = self.folder else {
             return Err(err!(Missing, "its data are in `{location}`, in no known folder")
                 .with_help("give the model's folder, or load the model by its path"));
@@ -72,37 +61,36 @@ impl<'a> Weights<'a> {
         if !relative.components().all(plain) {
             bail!(Format, "its data are in `{location}`, which lies outside of the model's folder");
         }
-        let path = folder.join(relative);
-        let named = |e: std::io::Error| {
-            err!(Io, "its data are in `{}`, which cannot be opened", path.display())
-                .with_source(e)
-                .with_help("keep the model's weight files in the folder of the model")
+        let cache = match &mut self.below {
+            Some(cache) => cache,
+            none => none.insert(self.cache.below(folder)?),
         };
-        let inside = folder.canonicalize().map_err(named)?;
-        let target = path.canonicalize().map_err(named)?;
-        if !target.starts_with(&inside) {
-            return Err(err!(
+        cache.open(relative).map_err(|e| match e.kind() {
+            ErrorKind::Usage => err!(
                 Format,
-                "its data are in `{location}`, a link to `{}` outside of the model's folder",
-                target.display()
+                "its data are in `{location}`, a link that leads out of the model's folder"
             )
-            .with_help("replace the link by a copy of the file"));
-        }
-        let file = File::open(&target).map_err(named)?;
-        if !file.metadata().map_err(named)?.is_file() {
-            bail!(Format, "its data are in `{location}`, which is not a regular file");
-        }
-        mmap::map(&file).map_err(|e| e.within(&format!("`{location}`")))
+            .with_help(
+                "replace the link by a copy of the file, or allow its folder: --weights-root",
+            ),
+            _ => e
+                .within(&format!("its data are in `{location}`"))
+                .with_help("keep the model's weight files in the folder of the model"),
+        })
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs::File;
+    use std::io::{Seek, SeekFrom, Write};
+
     use prost::Message;
 
     use super::super::tests::*;
     use super::*;
-    use crate::import::{Limits, from_bytes};
+    use crate::error::Error;
+    use crate::import::{Limits, from_bytes, import_with};
     use crate::{ErrorKind, Tensor};
 
     pub(in super::super) fn external(name: &str, entries: &[(&str, &str)]) -> pb::TensorProto {
@@ -175,7 +163,7 @@ pub(super) mod tests {
             (&[("location", "link")], "link"),
             (&[("location", "up/secret")], "up/secret"),
             (&[("location", "gone.bin")], "gone.bin"),
-            (&[("location", ".")], "not a regular file"),
+            (&[("location", ".")], "is a folder"),
             (&[("offset", "0")], "no location"),
             (&[("location", "w"), ("offset", "4")], "8 bytes"),
             (&[("location", "w"), ("length", "7")], "7"),
@@ -189,5 +177,66 @@ pub(super) mod tests {
         }
         let error = load_external(None, vec![external("a", &[("location", "w")])]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Missing);
+    }
+
+    /// As download tools lay models out: links to a store beside them, shared between models.
+    #[cfg(unix)]
+    #[test]
+    fn links_may_lead_below_a_weight_root_and_files_are_mapped_once_for_all_models() {
+        let all = tempfile::tempdir().unwrap();
+        let (store, folder) = (all.path().join("blobs"), all.path().join("model"));
+        std::fs::create_dir(&store).unwrap();
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(store.join("abc"), [0; 8]).unwrap();
+        std::os::unix::fs::symlink(store.join("abc"), folder.join("w.data")).unwrap();
+        let mut g = body(&["x"], vec![], &["x"]);
+        g.initializer = vec![external("a", &[("location", "w.data")])];
+        let path = folder.join("m.onnx");
+        std::fs::write(&path, model(g).encode_to_vec()).unwrap();
+        let error = import_with(&path, &Limits::default(), &WeightCache::new()).unwrap_err();
+        assert!(error.to_string().contains("--weights-root"), "{error}");
+        let cache = WeightCache::new().with_root(&store).unwrap();
+        import_with(&path, &Limits::default(), &cache).unwrap();
+        import_with(&path, &Limits::default(), &cache).unwrap();
+        assert_eq!(cache.stats().files, 1);
+    }
+
+    /// A sparse file, so that neither disk nor memory of that size is needed.
+    #[test]
+    fn weights_above_two_gibibytes_are_mapped_and_not_read() {
+        const GIB: u64 = 1 << 30;
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = File::create(folder.path().join("w.bin")).unwrap();
+        file.set_len(6 * GIB).unwrap();
+        let tail: Vec<u8> = [1.5_f32, 2.5].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let at = 6 * GIB - 8;
+        file.seek(SeekFrom::Start(at)).unwrap();
+        file.write_all(&tail).unwrap();
+        let mut large = external("large", &[("location", "w.bin")]);
+        large.dims = vec![3, 1 << 28];
+        let offset = at.to_string();
+        let last = external("last", &[("location", "w.bin"), ("offset", &offset)]);
+        let before = crate::bench::resident_bytes();
+        let w = load_external(Some(folder.path()), vec![large, last]).unwrap();
+        let after = crate::bench::resident_bytes();
+        assert_eq!(w[0].bytes() as u64, 3 * GIB);
+        assert_eq!(w[1].as_slice::<f32>().unwrap(), [1.5, 2.5]);
+        // Other tests run meanwhile in this process; the file would be six times as much.
+        if let (Some(before), Some(after)) = (before, after) {
+            assert!(after.saturating_sub(before) < GIB, "{before} bytes, then {after}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = std::process::Command::new("mkfifo").arg(folder.path().join("w")).status();
+        if !made.is_ok_and(|s| s.success()) {
+            return;
+        }
+        let weight = external("a", &[("location", "w")]);
+        let error = load_external(Some(folder.path()), vec![weight]).unwrap_err();
+        assert!(error.to_string().contains("regular file"), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use prost::Message;
 
-use super::graph::{SourceNode, unique};
+use super::graph::{SourceNode, sparse_name, unique};
 use super::{Importer, Opsets, domain_of, pb, read_opsets};
 use crate::error::{Result, bail, err};
 
@@ -46,7 +46,8 @@ impl Importer<'_> {
         while let Some(graph) = waiting.pop() {
             let ports = graph.input.iter().chain(&graph.output).filter_map(|v| v.name.clone());
             let tensors = graph.initializer.iter().filter_map(|t| t.name.clone());
-            self.taken.extend(ports.chain(tensors));
+            let sparse = graph.sparse_initializer.iter().filter_map(sparse_name);
+            self.taken.extend(ports.chain(tensors).chain(sparse.map(str::to_owned)));
             for node in &graph.node {
                 self.taken.extend(node.input.iter().chain(&node.output).cloned());
                 waiting.extend(node.attribute.iter().filter_map(|a| a.g.as_ref()));
@@ -251,9 +252,11 @@ impl Body<'_> {
     ) -> Result<pb::GraphProto> {
         let inputs = graph.input.iter().filter_map(|v| v.name.as_ref());
         let tensors = graph.initializer.iter().filter_map(|t| t.name.as_ref());
+        let sparse = graph.sparse_initializer.iter().filter_map(|s| s.values.as_ref());
+        let sparse = sparse.filter_map(|v| v.name.as_ref());
         let made = graph.node.iter().flat_map(|n| &n.output);
         let mut names = HashMap::new();
-        for name in inputs.chain(tensors).chain(made).filter(|n| !n.is_empty()) {
+        for name in inputs.chain(tensors).chain(sparse).chain(made).filter(|n| !n.is_empty()) {
             if !names.contains_key(name) {
                 names.insert(name.clone(), importer.new_name(&self.prefix, name)?);
             }
@@ -268,7 +271,9 @@ impl Body<'_> {
             ..Default::default()
         };
         let ports = out.input.iter_mut().chain(&mut out.output).map(|v| &mut v.name);
-        for name in ports.chain(out.initializer.iter_mut().map(|t| &mut t.name)).flatten() {
+        let sparse = out.sparse_initializer.iter_mut().filter_map(|s| s.values.as_mut());
+        let tensors = out.initializer.iter_mut().chain(sparse).map(|t| &mut t.name);
+        for name in ports.chain(tensors).flatten() {
             *name = self.lookup(name)?;
         }
         for node in &graph.node {

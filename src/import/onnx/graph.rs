@@ -50,11 +50,7 @@ impl Importer<'_> {
 
         self.define_inputs(&proto, top)?;
         self.define_initialisers(std::mem::take(&mut proto.initializer), top)?;
-        for sparse in &proto.sparse_initializer {
-            let name = sparse.values.as_ref().and_then(|v| v.name.clone()).unwrap_or_default();
-            self.unsupported.push(format!("sparse initialiser `{name}`"));
-            self.define(&name, Fact::unknown(), None)?;
-        }
+        self.define_sparse(std::mem::take(&mut proto.sparse_initializer), top)?;
         let mut nodes = Vec::with_capacity(proto.node.len());
         self.expand(std::mem::take(&mut proto.node), opsets, 0, &mut nodes)?;
         self.name_nodes(&mut nodes);
@@ -96,8 +92,9 @@ impl Importer<'_> {
     }
 
     fn define_inputs(&mut self, proto: &pb::GraphProto, top: bool) -> Result<()> {
-        let defaults: HashSet<&str> =
-            proto.initializer.iter().filter_map(|t| t.name.as_deref()).collect();
+        let dense = proto.initializer.iter().filter_map(|t| t.name.as_deref());
+        let sparse = proto.sparse_initializer.iter().filter_map(sparse_name);
+        let defaults: HashSet<&str> = dense.chain(sparse).collect();
         let mut constants = Vec::new();
         for input in &proto.input {
             let name = input.name.as_deref().unwrap_or_default();
@@ -129,11 +126,7 @@ impl Importer<'_> {
     }
 
     fn define_initialisers(&mut self, tensors: Vec<pb::TensorProto>, top: bool) -> Result<()> {
-        // In a subgraph, whoever runs it feeds all of its inputs; at the top, none is a constant.
-        let fed: HashSet<String> = match top {
-            true => HashSet::new(),
-            false => self.scope().graph.input_names().map(str::to_owned).collect(),
-        };
+        let fed = self.fed(top);
         for (i, proto) in tensors.into_iter().enumerate() {
             let Some(name) = proto.name.clone().filter(|n| !n.is_empty()) else {
                 bail!(Format, "initialiser {i} of graph `{}` has no name", self.scope().graph.name);
@@ -145,6 +138,32 @@ impl Importer<'_> {
             self.define(&name, Fact::unknown(), tensor)?;
         }
         Ok(())
+    }
+
+    fn define_sparse(&mut self, tensors: Vec<pb::SparseTensorProto>, top: bool) -> Result<()> {
+        let fed = self.fed(top);
+        for (i, proto) in tensors.into_iter().enumerate() {
+            let Some(name) = sparse_name(&proto).filter(|n| !n.is_empty()).map(str::to_owned)
+            else {
+                let graph = &self.scope().graph.name;
+                bail!(Format, "sparse initialiser {i} of graph `{graph}` has no name");
+            };
+            if fed.contains(&name) {
+                continue;
+            }
+            let tensor = self.sparse(proto, &|| format!("sparse initialiser `{name}`"))?;
+            self.define(&name, Fact::unknown(), tensor)?;
+        }
+        Ok(())
+    }
+
+    /// The inputs of the graph at hand that are no constants, whatever initialisers there are: in a
+    /// subgraph, whoever runs it feeds all of its inputs; at the top, none of them has a default.
+    fn fed(&mut self, top: bool) -> HashSet<String> {
+        match top {
+            true => HashSet::new(),
+            false => self.scope().graph.input_names().map(str::to_owned).collect(),
+        }
     }
 
     /// Gives each node a name of its own.
@@ -250,11 +269,8 @@ impl Importer<'_> {
         let SourceNode { proto, opsets } = source;
         let (name, op) = labels(&proto);
         let domain = domain_of(proto.domain.as_deref()).to_owned();
-        let Some(version) = opsets.get(&domain).copied() else {
-            let domain = if domain.is_empty() { "ai.onnx" } else { &domain };
-            return Err(err!(Format, "no version of the operator set `{domain}` is imported")
-                .with_help("export the model again, with an opset_import for it"));
-        };
+        // Found missing with all else that is, when the operators are looked up.
+        let version = opsets.get(&domain).copied().unwrap_or(Node::UNDECLARED);
         let mut inputs = Vec::with_capacity(proto.input.len());
         let depth = self.scopes.len() - 1;
         for input in &proto.input {
@@ -337,6 +353,11 @@ impl Importer<'_> {
         node.inputs.extend(all.into_iter().map(Some));
         Ok(())
     }
+}
+
+/// The name of a sparse initialiser, which is that of its values.
+pub(super) fn sparse_name(proto: &pb::SparseTensorProto) -> Option<&str> {
+    proto.values.as_ref()?.name.as_deref()
 }
 
 /// `name`, or `name` with a number that makes it new to `taken`.

@@ -17,6 +17,7 @@ mod graph;
 mod mutated;
 #[allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications)]
 mod pb;
+mod sparse;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use prost::Message;
 
 use super::{Imported, Limits, Source};
 use crate::error::{Result, bail, err};
+use crate::graph::Graph;
 use crate::ops::{CompileOptions, OpRegistry, Program, infer_graph};
 pub use data::TestModel;
 use external::Weights;
@@ -82,7 +84,7 @@ fn import(model: pb::ModelProto, source: &Source<'_>) -> Result<Imported> {
     }
     importer.overridable = ir >= 4;
     let (mut graph, _) = importer.build(graph, &Rc::new(opsets))?;
-    importer.refuse_unsupported()?;
+    importer.refuse_unsupported(&graph)?;
     graph.validate()?;
     importer.note_repairs();
 
@@ -158,7 +160,7 @@ impl<'a> Importer<'a> {
     fn new(source: &Source<'a>) -> Self {
         Self {
             limits: source.limits,
-            weights: Weights::new(source.folder),
+            weights: Weights::new(source.folder, source.weights),
             functions: HashMap::new(),
             taken: HashSet::new(),
             calls: HashMap::new(),
@@ -211,12 +213,24 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// One error that lists everything that no graph here can hold.
-    fn refuse_unsupported(&self) -> Result<()> {
+    /// One error that lists everything that no graph here can hold, and then what else could not
+    /// be run, so that nobody learns of it one by one.
+    fn refuse_unsupported(&self, graph: &Graph) -> Result<()> {
         if self.unsupported.is_empty() {
             return Ok(());
         }
-        bail!(Unsupported, "the model uses what cannot be read: {}", some_of(&self.unsupported))
+        let mut text =
+            format!("the model uses what cannot be read: {}", some_of(&self.unsupported));
+        let missing: Vec<String> =
+            OpRegistry::default().missing(graph).iter().map(ToString::to_string).collect();
+        if !missing.is_empty() {
+            text += &format!(
+                "\nand {} operator(s) that are not built in:\n  {}",
+                missing.len(),
+                missing.join("\n  ")
+            );
+        }
+        Err(crate::Error::new(crate::ErrorKind::Unsupported, text))
     }
 }
 
@@ -245,7 +259,9 @@ pub fn fuzz_onnx(bytes: &[u8]) {
         ..Limits::default()
     };
     let bytes = super::FileBytes::copy_from_slice(bytes);
-    let Ok(imported) = read(&Source { bytes, folder: None, limits: &limits }) else {
+    let Ok(imported) =
+        read(&Source { bytes, folder: None, limits: &limits, weights: &super::WeightCache::new() })
+    else {
         return;
     };
     let mut graph = imported.graph;

@@ -163,9 +163,10 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
+    use crate::import::WeightCache;
 
     fn parse(proto: pb::TensorProto) -> Result<Tensor> {
-        read(proto, &mut Weights::new(None), &Limits::default())
+        read(proto, &mut Weights::new(None, &WeightCache::new()), &Limits::default())
     }
 
     fn proto(dtype: DType, dims: &[i64]) -> pb::TensorProto {

@@ -8,6 +8,7 @@ use super::pb::attribute_proto::AttributeType;
 use crate::ErrorKind;
 use crate::graph::{Attribute, Graph, Node};
 use crate::import::{Imported, Limits, from_bytes};
+use crate::ops::OpRegistry;
 use crate::{DType, Error};
 
 pub(super) fn import(model: &pb::ModelProto) -> Result<Imported, Error> {
@@ -294,14 +295,77 @@ fn operator_sets_are_looked_up_by_domain() {
     let mut aliased = node("Relu", &["y"], &["z"]);
     aliased.domain = Some("ai.onnx".to_owned());
     let mut m = model(body(&["x"], vec![other, aliased], &["z"]));
-    let error = error_of(&m);
-    assert!(error.message().contains("org.example"), "{error}");
+    // Without a version the model is read; that it cannot be run is told with all else.
+    assert_eq!(graph_of(&m).nodes()[0].version, Node::UNDECLARED);
     m.opset_import.extend([opset("org.example", 3), opset("unused", 1)]);
     let graph = graph_of(&m);
     let versions: Vec<_> = graph.nodes().iter().map(|n| (n.qualified_op(), n.version)).collect();
     assert_eq!(versions, [("org.example.Bar".to_owned(), 3), ("Relu".to_owned(), 17)]);
     m.opset_import.push(opset("ai.onnx", 12));
     assert_eq!(error_of(&m).kind(), ErrorKind::Format);
+}
+
+#[test]
+fn all_that_is_missing_is_told_at_once() {
+    let mut foreign = named("far", node("Bar", &["x"], &["a"]));
+    foreign.domain = Some("org.example".to_owned());
+    let mut fused = named("fused", node("FusedMatMul", &["x", "x"], &["b"]));
+    fused.domain = Some("com.microsoft".to_owned());
+    let mut undeclared = model(body(
+        &["x"],
+        vec![
+            foreign,
+            fused,
+            named("odd", with(with(node("Relu", &["x"], &["c"]), int("shade", 1)), int("hue", 1))),
+            named("gone", node("Rexu", &["x"], &["d"])),
+        ],
+        &["a", "b", "c", "d"],
+    ));
+    let told = [
+        ("org.example", "far"),
+        ("com.microsoft", "fused"),
+        ("`shade`", "odd"),
+        ("`hue`", "odd"),
+        ("Rexu", "gone"),
+    ];
+    let error = OpRegistry::default().check(&graph_of(&undeclared)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    for (what, whose) in told {
+        let line = error.message().lines().find(|l| l.contains(what) && l.contains(whose));
+        assert!(line.is_some(), "{what}: {error}");
+    }
+    let declare = "no version of the operator set `com.microsoft` is imported";
+    assert!(error.message().contains(declare), "{error}");
+    // The same beside what cannot even be read.
+    let g = undeclared.graph.as_mut().unwrap();
+    g.initializer = vec![pb::TensorProto { data_type: Some(26), ..floats("two", &[1.0]) }];
+    let error = error_of(&undeclared);
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    for (what, _) in told.into_iter().chain([("`two`", "")]) {
+        assert!(error.message().contains(what), "{what}: {error}");
+    }
+}
+
+/// Before version 4, initialisers are inputs as well; before version 3, there is no opset import.
+#[test]
+fn old_models_are_read() {
+    for ir in [1, 2, 3] {
+        let mut g = body(&["x", "w"], vec![node("Add", &["x", "w"], &["y"])], &["y"]);
+        g.initializer = vec![floats("w", &[1.0])];
+        let mut m = model(g);
+        m.ir_version = Some(ir);
+        if ir < 3 {
+            m.opset_import.clear();
+        }
+        let imported = import(&m).unwrap();
+        assert_eq!(input_names(&imported.graph), ["x"], "{ir}");
+        assert_eq!(imported.notices, Vec::<String>::new(), "{ir}");
+        let version = if ir < 3 { 1 } else { 17 };
+        assert_eq!(imported.graph.nodes()[0].version, version, "{ir}");
+        // Some writers of that time left them out of the inputs, against the standard.
+        m.graph.as_mut().unwrap().input.pop();
+        assert_eq!(input_names(&graph_of(&m)), ["x"], "{ir}");
+    }
 }
 
 #[test]
@@ -384,10 +448,11 @@ fn errors_in_subgraphs_have_a_path() {
 
 #[test]
 fn what_no_graph_can_hold_is_listed_together() {
-    let sparse = pb::SparseTensorProto { values: Some(floats("s", &[1.0])), ..Default::default() };
+    let unreadable = pb::TensorProto { data_type: Some(26), ..floats("s", &[1.0]) };
+    let sparse = pb::SparseTensorProto { values: Some(unreadable), ..Default::default() };
     let kind = pb::AttributeProto {
         name: Some("type".to_owned()),
-        r#type: Some(AttributeType::SparseTensor as i32),
+        r#type: Some(AttributeType::SparseTensors as i32),
         ..Default::default()
     };
     let mut g =
