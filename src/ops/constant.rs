@@ -1,7 +1,7 @@
 //! `Constant`, for graphs that are built by hand: files have their constants as values.
 
 use super::case::{Case, of};
-use super::def::types::ANY;
+use super::def::types::STORED;
 use super::infer::Known;
 use super::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::error::{Result, bail};
@@ -23,7 +23,7 @@ pub(super) static CONSTANT: OpDef = OpDef {
         AttributeDef::optional("value_strings", AttributeKind::Strings),
     ],
     inputs: &[],
-    outputs: &[Port::required("output", ANY)],
+    outputs: &[Port::required("output", STORED)],
     infer: |i| {
         let value = value(i.node)?;
         i.set_known(0, Known::constant(&value));

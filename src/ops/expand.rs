@@ -2,7 +2,7 @@
 
 use super::batch::{BatchFlow, BatchQuery};
 use super::case::{Case, ints, iota, of};
-use super::def::types::{ALL, ANY, I64S};
+use super::def::types::{ALL, ANY, I64S, STORED};
 use super::infer::broadcast_dims;
 use super::movement::{Strided, produce};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
@@ -34,7 +34,7 @@ pub(super) static SHAPE: OpDef = OpDef {
         AttributeDef::optional("start", AttributeKind::Int),
         AttributeDef::optional("end", AttributeKind::Int),
     ],
-    inputs: &[Port::required("data", ANY)],
+    inputs: &[Port::required("data", STORED)],
     outputs: &[Port::required("shape", I64S)],
     infer: |i| {
         let (start, end) = (i.node.int_or("start", 0)?, i.node.int("end")?);
@@ -65,7 +65,7 @@ pub(super) static SIZE: OpDef = OpDef {
     domain: "",
     since: 1,
     attributes: &[],
-    inputs: &[Port::required("data", ANY)],
+    inputs: &[Port::required("data", STORED)],
     outputs: &[Port::required("size", I64S)],
     infer: |i| {
         i.set(0, Some(DType::I64), Some(vec![]));

@@ -175,6 +175,8 @@ pub static TABLE: &[&OpDef] = &[
     // quantize/
     &quantize::QUANTIZE_LINEAR,
     &quantize::DEQUANTIZE_LINEAR,
+    &quantize::MS_QUANTIZE_LINEAR,
+    &quantize::MS_DEQUANTIZE_LINEAR,
     &quantize::DYNAMIC_QUANTIZE_LINEAR,
     // reshape.rs
     &reshape::RESHAPE,
@@ -214,6 +216,7 @@ pub static TABLE: &[&OpDef] = &[
     &recurrent::LSTM,
     &recurrent::GRU,
     &recurrent::RNN,
+    &recurrent::DYNAMIC_QUANTIZE_LSTM,
     // silu.rs
     &silu::SILU,
     // slice.rs
@@ -306,10 +309,12 @@ pub static TABLE: &[&OpDef] = &[
     &composite::RMS_NORMALIZATION,
     &composite::SIMPLIFIED_LAYER_NORMALIZATION,
     &composite::SKIP_LAYER_NORMALIZATION,
+    &composite::EMBED_LAYER_NORMALIZATION,
     &composite::SKIP_SIMPLIFIED_LAYER_NORMALIZATION,
     &composite::QLINEAR_MATMUL,
     &composite::QLINEAR_CONV,
     &composite::QGEMM,
+    &composite::QATTENTION,
     &composite::MATMUL_INTEGER_TO_FLOAT,
     &composite::DYNAMIC_QUANTIZE_MATMUL,
     &composite::QLINEAR_ADD,

@@ -1,7 +1,7 @@
 //! `Pad`.
 
 use super::case::{Case, ints, of};
-use super::def::types::{ANY, I64S, INDICES};
+use super::def::types::{I64S, INDICES, STORED};
 use super::movement::{Item, Mover, produce};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Threads, cost};
 use crate::error::{Result, bail, err};
@@ -21,12 +21,12 @@ pub(super) static PAD: OpDef = OpDef {
         AttributeDef::optional("value", AttributeKind::Float),
     ],
     inputs: &[
-        Port::required("data", ANY),
+        Port::required("data", STORED),
         Port::optional("pads", I64S),
-        Port::optional("constant_value", ANY),
+        Port::optional("constant_value", STORED),
         Port::optional("axes", INDICES),
     ],
-    outputs: &[Port::required("output", ANY)],
+    outputs: &[Port::required("output", STORED)],
     infer,
     batch: |q| {
         if q.axes.iter().skip(1).any(Option::is_some) {

@@ -2,7 +2,7 @@
 
 use super::batch::{BatchFlow, BatchQuery};
 use super::case::{Case, iota};
-use super::def::types::{ANY, I64S};
+use super::def::types::{I64S, STORED};
 use super::elementwise::CONSUMED_INPUTS;
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, cost};
 use crate::error::{Result, bail, err};
@@ -19,8 +19,8 @@ pub(super) static RESHAPE: OpDef = OpDef {
         AttributeDef::optional("shape", AttributeKind::Ints).until(4),
         CONSUMED_INPUTS,
     ],
-    inputs: &[Port::required("data", ANY), Port::optional("shape", I64S)],
-    outputs: &[Port::required("reshaped", ANY)],
+    inputs: &[Port::required("data", STORED), Port::optional("shape", I64S)],
+    outputs: &[Port::required("reshaped", STORED)],
     infer: infer_reshape,
     batch: reshaped,
     cost: cost::free,
@@ -40,8 +40,8 @@ pub(super) static FLATTEN: OpDef = OpDef {
     domain: "",
     since: 1,
     attributes: &[AttributeDef::optional("axis", AttributeKind::Int)],
-    inputs: &[Port::required("input", ANY)],
-    outputs: &[Port::required("output", ANY)],
+    inputs: &[Port::required("input", STORED)],
+    outputs: &[Port::required("output", STORED)],
     infer: |i| {
         let axis = i.node.int_or("axis", 1)?;
         let shape = match i.shape(0) {
@@ -66,8 +66,8 @@ pub(super) static SQUEEZE: OpDef = OpDef {
     domain: "",
     since: 1,
     attributes: &[AttributeDef::optional("axes", AttributeKind::Ints)],
-    inputs: &[Port::required("data", ANY), Port::optional("axes", I64S)],
-    outputs: &[Port::required("squeezed", ANY)],
+    inputs: &[Port::required("data", STORED), Port::optional("axes", I64S)],
+    outputs: &[Port::required("squeezed", STORED)],
     infer: infer_squeeze,
     batch: reshaped,
     cost: cost::free,
@@ -81,8 +81,8 @@ pub(super) static UNSQUEEZE: OpDef = OpDef {
     domain: "",
     since: 1,
     attributes: &[AttributeDef::optional("axes", AttributeKind::Ints)],
-    inputs: &[Port::required("data", ANY), Port::optional("axes", I64S)],
-    outputs: &[Port::required("expanded", ANY)],
+    inputs: &[Port::required("data", STORED), Port::optional("axes", I64S)],
+    outputs: &[Port::required("expanded", STORED)],
     infer: infer_unsqueeze,
     batch: reshaped,
     cost: cost::free,

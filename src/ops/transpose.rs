@@ -1,7 +1,7 @@
 //! `Transpose`.
 
 use super::case::{Case, ints, iota, of};
-use super::def::types::ANY;
+use super::def::types::STORED;
 use super::movement::{Strided, walked};
 use super::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::error::{Result, bail, err};
@@ -13,8 +13,8 @@ pub(super) static TRANSPOSE: OpDef = OpDef {
     domain: "",
     since: 1,
     attributes: &[AttributeDef::optional("perm", AttributeKind::Ints)],
-    inputs: &[Port::required("data", ANY)],
-    outputs: &[Port::required("transposed", ANY)],
+    inputs: &[Port::required("data", STORED)],
+    outputs: &[Port::required("transposed", STORED)],
     infer: |i| {
         let perm = i.node.ints("perm")?.map(<[i64]>::to_vec);
         let shape = match (i.shape(0), perm) {

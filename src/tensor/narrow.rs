@@ -88,7 +88,8 @@ pub(crate) fn encode(dtype: DType, value: f32, saturate: bool) -> Option<u8> {
         return Some(match l.nan {
             Some(0x80) => 0x80,
             Some(nan) => sign | nan,
-            None => 0,
+            // A format without NaN: -0, as the ONNX project's own conversion gives.
+            None => l.sign,
         });
     }
     let magnitude = f64::from(value.abs());

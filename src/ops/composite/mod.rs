@@ -2,13 +2,16 @@
 //! compiled and run in its place.
 
 mod activation;
+mod embed;
 mod norm;
 mod quantized;
+mod quantized_attention;
 mod quantized_unary;
 
 pub(super) use activation::{
     BIAS_GELU, FAST_GELU, FUSED_CONV, FUSED_GEMM, FUSED_MATMUL, MS_GELU, QUICK_GELU, SWISH,
 };
+pub(super) use embed::EMBED_LAYER_NORMALIZATION;
 pub(super) use norm::{
     RMS_NORMALIZATION, SIMPLIFIED_LAYER_NORMALIZATION, SKIP_LAYER_NORMALIZATION,
     SKIP_SIMPLIFIED_LAYER_NORMALIZATION,
@@ -16,6 +19,7 @@ pub(super) use norm::{
 pub(super) use quantized::{
     DYNAMIC_QUANTIZE_MATMUL, MATMUL_INTEGER_TO_FLOAT, QGEMM, QLINEAR_CONV, QLINEAR_MATMUL,
 };
+pub(super) use quantized_attention::QATTENTION;
 pub(super) use quantized_unary::{
     QLINEAR_ADD, QLINEAR_AVERAGE_POOL, QLINEAR_CONCAT, QLINEAR_GLOBAL_AVERAGE_POOL,
     QLINEAR_LEAKY_RELU, QLINEAR_MUL, QLINEAR_SIGMOID, QLINEAR_SOFTMAX,
@@ -152,6 +156,11 @@ impl<'a> Sketch<'a> {
             .map(|(k, a)| ((*k).to_owned(), a.clone()))
             .collect::<BTreeMap<_, _>>();
         Ok(made)
+    }
+
+    /// An input's contents, if constant.
+    fn known(&self, k: usize) -> Option<&Tensor> {
+        self.graph.value(self.optional(k)?).constant.as_ref()
     }
 
     fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId> {

@@ -1,7 +1,7 @@
 //! `If`.
 
 use super::super::case::{Case, ints, iota};
-use super::super::def::types::{ANY, BOOLS};
+use super::super::def::types::{BOOLS, STORED};
 use super::super::infer::Known;
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
 use super::{built, captured, compiled, context, free_only};
@@ -19,7 +19,7 @@ pub(in crate::ops) static IF: OpDef = OpDef {
         AttributeDef::required(ELSE, AttributeKind::Graph),
     ],
     inputs: &[Port::required("cond", BOOLS)],
-    outputs: &[Port::variadic("outputs", ANY, 0)],
+    outputs: &[Port::variadic("outputs", STORED, 0)],
     infer: infer_if,
     batch: free_only,
     cost: cost::copy,

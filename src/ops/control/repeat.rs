@@ -2,7 +2,7 @@
 
 use super::super::case::{Case, ints};
 use super::super::concat::concat;
-use super::super::def::types::{ANY, BOOLS, I64S};
+use super::super::def::types::{BOOLS, I64S, STORED};
 use super::super::infer::Known;
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
 use super::{built, captured, compiled, context, free_only};
@@ -19,9 +19,9 @@ pub(in crate::ops) static LOOP: OpDef = OpDef {
     inputs: &[
         Port::optional("M", I64S),
         Port::optional("cond", BOOLS),
-        Port::variadic("v_initial", ANY, 0),
+        Port::variadic("v_initial", STORED, 0),
     ],
-    outputs: &[Port::variadic("v_final_and_scan_outputs", ANY, 0)],
+    outputs: &[Port::variadic("v_final_and_scan_outputs", STORED, 0)],
     infer: infer_loop,
     batch: free_only,
     cost: cost::copy,

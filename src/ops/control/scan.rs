@@ -2,7 +2,7 @@
 
 use super::super::case::{Case, filled};
 use super::super::concat::concat;
-use super::super::def::types::ANY;
+use super::super::def::types::STORED;
 use super::super::infer::Known;
 use super::super::movement::{Strided, walked};
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
@@ -27,8 +27,8 @@ pub(in crate::ops) static SCAN: OpDef = OpDef {
         AttributeDef::optional("scan_output_directions", AttributeKind::Ints),
     ],
     // In version 8 the first one is the lengths of the sequences.
-    inputs: &[Port::variadic("initial_state_and_scan_inputs", ANY, 1)],
-    outputs: &[Port::variadic("final_state_and_scan_outputs", ANY, 1)],
+    inputs: &[Port::variadic("initial_state_and_scan_inputs", STORED, 1)],
+    outputs: &[Port::variadic("final_state_and_scan_outputs", STORED, 1)],
     infer,
     batch: free_only,
     cost: cost::copy,

@@ -4,9 +4,20 @@ use super::float::Float;
 use super::{spread, wide};
 use crate::error::{Result, bail};
 use crate::ops::case::{Case, as_dtype, filled};
-use crate::ops::def::types::{BOOLS, FLOATS};
+use crate::ops::def::types::BOOLS;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, batch, cost};
-use crate::tensor::{DType, Tensor, cast};
+use crate::tensor::{DType, Tensor, cast, is_narrow};
+
+const FLOATS: &[DType] = &[
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::F64,
+    DType::F8E4M3FN,
+    DType::F8E4M3FNUZ,
+    DType::F8E5M2,
+    DType::F8E5M2FNUZ,
+];
 
 fn infer_bool(i: &mut Infer<'_>) -> Result<()> {
     i.set(0, Some(DType::Bool), i.shape(0));
@@ -80,7 +91,8 @@ impl Predicate {
 impl CpuKernel for Predicate {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
-        let x = cast(x, wide(x.dtype()))?;
+        let computed = if is_narrow(x.dtype()) { DType::F32 } else { wide(x.dtype()) };
+        let x = cast(x, computed)?;
         let mut out = io.allocate(DType::Bool, x.shape().clone())?;
         match x.dtype() {
             DType::F32 => self.mark::<f32>(io, &x, out.as_mut_slice()?)?,

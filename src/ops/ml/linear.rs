@@ -1,12 +1,14 @@
 //! `LinearRegressor` and `LinearClassifier`.
 
-use super::{DOMAIN, FEATURES, Labels, Transform, best, rows};
+use super::{
+    CLASSES, DOMAIN, FEATURES, Labels, Transform, best, floats, infer_classes, infer_targets, rows,
+};
 use crate::error::{Result, bail};
-use crate::graph::{Dim, Node};
+use crate::graph::Node;
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::F32S;
 use crate::ops::text::strings;
-use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, batch, cost};
+use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
 use crate::tensor::{DType, Tensor, element_count};
 
 /// Rows times coefficients, plus intercepts.
@@ -23,9 +25,8 @@ pub(in crate::ops) static LINEAR_REGRESSOR: OpDef = OpDef {
     inputs: &[Port::required("X", FEATURES)],
     outputs: &[Port::required("Y", F32S)],
     infer: |i| {
-        let targets = Dim::fixed(i.node.int_or("targets", 1)?.max(1));
-        let shape = row_count(i).map(|r| vec![r, targets]);
-        i.set(0, Some(DType::F32), shape);
+        let targets = i.node.int_or("targets", 1)?.max(1);
+        infer_targets(i, Some(DType::F32), targets);
         Ok(())
     },
     batch: batch::leading,
@@ -57,14 +58,6 @@ pub(in crate::ops) static LINEAR_REGRESSOR: OpDef = OpDef {
     },
 };
 
-/// How many rows there are; one axis is one row.
-pub(super) fn row_count(i: &Infer<'_>) -> Option<Dim> {
-    i.shape(0).map(|s| match s.as_slice() {
-        [first, _, ..] => first.clone(),
-        _ => Dim::fixed(1),
-    })
-}
-
 #[derive(Debug)]
 struct Linear {
     coefficients: Vec<f32>,
@@ -75,8 +68,8 @@ struct Linear {
 
 impl Linear {
     fn of(node: &Node, targets: usize) -> Result<Self> {
-        let coefficients = node.floats("coefficients")?.unwrap_or(&[]).to_vec();
-        let intercepts = node.floats("intercepts")?.unwrap_or(&[]).to_vec();
+        let (coefficients, intercepts) =
+            (floats(node, "coefficients")?, floats(node, "intercepts")?);
         if targets == 0 || coefficients.len() % targets != 0 {
             bail!(Graph, "{} coefficients are given for {targets} targets", coefficients.len());
         }
@@ -137,19 +130,13 @@ pub(in crate::ops) static LINEAR_CLASSIFIER: OpDef = OpDef {
         AttributeDef::optional("post_transform", AttributeKind::String),
     ],
     inputs: &[Port::required("X", FEATURES)],
-    outputs: &[Port::required("Y", &[DType::I64, DType::String]), Port::optional("Z", F32S)],
-    infer: |i| {
-        let labels = Labels::of(i.node, "classlabels_ints", "classlabels_strings")?;
-        let count = row_count(i);
-        i.set(0, Some(labels.dtype()), count.clone().map(|r| vec![r]));
-        // Two labels may share one score.
-        i.set(1, Some(DType::F32), count.map(|r| vec![r, Dim::of(labels.len())]));
-        Ok(())
-    },
+    outputs: CLASSES,
+    // Two labels may share one score.
+    infer: |i| infer_classes(i, None),
     batch: batch::leading,
     cost: cost::elementwise,
     prepare: |p| {
-        let labels = Labels::of(p.node, "classlabels_ints", "classlabels_strings")?;
+        let labels = Labels::of_classes(p.node)?;
         let intercepts = p.node.floats("intercepts")?.map_or(0, <[f32]>::len);
         // Of two classes one score may decide.
         let targets = if intercepts == 1 { 1 } else { labels.len() };

@@ -18,8 +18,10 @@ pub(super) use support_vector::{SVM_CLASSIFIER, SVM_REGRESSOR};
 pub(super) use tree::TREE_ENSEMBLE;
 pub(super) use tree_old::{TREE_ENSEMBLE_CLASSIFIER, TREE_ENSEMBLE_REGRESSOR};
 
+use super::def::types::F32S;
+use super::{Infer, Port};
 use crate::error::{Result, bail};
-use crate::graph::Node;
+use crate::graph::{Dim, Node};
 use crate::tensor::{DType, Tensor, cast};
 
 /// The domain's name.
@@ -27,6 +29,45 @@ const DOMAIN: &str = "ai.onnx.ml";
 
 /// The dtypes that features come in.
 const FEATURES: &[DType] = &[DType::F32, DType::F64, DType::I32, DType::I64];
+
+/// What a classifier gives: the label of each row, and the scores of the classes.
+const CLASSES: &[Port] =
+    &[Port::required("Y", &[DType::I64, DType::String]), Port::optional("Z", F32S)];
+
+/// How many rows there are; one axis is one row.
+fn row_count(i: &Infer<'_>) -> Option<Dim> {
+    i.shape(0).map(|s| match s.as_slice() {
+        [first, _, ..] => first.clone(),
+        _ => Dim::fixed(1),
+    })
+}
+
+/// Sets what a regressor gives: so many numbers for each row.
+fn infer_targets(i: &mut Infer<'_>, dtype: Option<DType>, targets: i64) {
+    let shape = row_count(i).map(|r| vec![r, Dim::fixed(targets)]);
+    i.set(0, dtype, shape);
+}
+
+/// Sets what a classifier gives: [`CLASSES`], with as many scores as labels unless told otherwise.
+fn infer_classes(i: &mut Infer<'_>, scores: Option<Dim>) -> Result<()> {
+    let labels = Labels::of_classes(i.node)?;
+    let scores = scores.unwrap_or_else(|| Dim::of(labels.len()));
+    let count = row_count(i);
+    i.set(0, Some(labels.dtype()), count.clone().map(|r| vec![r]));
+    i.set(1, Some(DType::F32), count.map(|r| vec![r, scores]));
+    Ok(())
+}
+
+/// The numbers that an attribute holds, or a tensor beside it; none if neither is given.
+fn floats(node: &Node, name: &str) -> Result<Vec<f32>> {
+    match node.floats(name)? {
+        Some(v) => Ok(v.to_vec()),
+        None => match node.tensor(&format!("{name}_as_tensor"))? {
+            Some(t) => t.to_f32s(),
+            None => Ok(Vec::new()),
+        },
+    }
+}
 
 /// Rows of features as f32, whatever they come in; one axis is one row.
 fn rows(x: &Tensor) -> Result<(Tensor, usize, usize)> {
@@ -124,6 +165,16 @@ impl Labels {
             (Some(n), _) => Ok(Self::Numbers(n.to_vec())),
             _ => bail!(Graph, "neither `{numbers}` nor `{strings}` is given"),
         }
+    }
+
+    /// The labels of a classifier.
+    fn of_classes(node: &Node) -> Result<Self> {
+        let numbers = if node.op == "TreeEnsembleClassifier" {
+            "classlabels_int64s"
+        } else {
+            "classlabels_ints"
+        };
+        Self::of(node, numbers, "classlabels_strings")
     }
 
     fn len(&self) -> usize {

@@ -1,9 +1,11 @@
 //! `SVMRegressor` and `SVMClassifier`.
 
-use super::linear::row_count;
-use super::{DOMAIN, FEATURES, Labels, Transform, best, logistic, rows};
+use super::{
+    CLASSES, DOMAIN, FEATURES, Labels, Transform, best, floats, infer_classes, infer_targets,
+    logistic, rows,
+};
 use crate::error::{Result, bail};
-use crate::graph::{Dim, Node};
+use crate::graph::Node;
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::F32S;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
@@ -44,7 +46,7 @@ impl Vectors {
             None | Some([]) => (0.0, 0.0, 3.0),
             Some(other) => bail!(Graph, "attribute `kernel_params` is {other:?}, expected three"),
         };
-        let vectors = node.floats("support_vectors")?.unwrap_or(&[]).to_vec();
+        let vectors = floats(node, "support_vectors")?;
         if count > 0 && vectors.len() % count != 0 {
             bail!(Graph, "{} values are given for {count} support vectors", vectors.len());
         }
@@ -99,15 +101,14 @@ pub(in crate::ops) static SVM_REGRESSOR: OpDef = OpDef {
     inputs: &[Port::required("X", FEATURES)],
     outputs: &[Port::required("Y", F32S)],
     infer: |i| {
-        let shape = row_count(i).map(|r| vec![r, Dim::fixed(1)]);
-        i.set(0, Some(DType::F32), shape);
+        infer_targets(i, Some(DType::F32), 1);
         Ok(())
     },
     batch: batch::leading,
     cost: cost::elementwise,
     prepare: |p| {
         let vectors = Vectors::of(p.node, size(p.node, "n_supports")?)?;
-        let coefficients = p.node.floats("coefficients")?.unwrap_or(&[]).to_vec();
+        let coefficients = floats(p.node, "coefficients")?;
         if vectors.count > 0 && coefficients.len() != vectors.count {
             let n = coefficients.len();
             bail!(Graph, "{n} coefficients are given for {} support vectors", vectors.count);
@@ -200,14 +201,10 @@ pub(in crate::ops) static SVM_CLASSIFIER: OpDef = OpDef {
         AttributeDef::optional("vectors_per_class", AttributeKind::Ints),
     ],
     inputs: &[Port::required("X", FEATURES)],
-    outputs: &[Port::required("Y", &[DType::I64, DType::String]), Port::optional("Z", F32S)],
+    outputs: CLASSES,
     infer: |i| {
-        let labels = Labels::of(i.node, "classlabels_ints", "classlabels_strings")?;
-        let count = row_count(i);
-        i.set(0, Some(labels.dtype()), count.clone().map(|r| vec![r]));
-        let width = i.fresh();
-        i.set(1, Some(DType::F32), count.map(|r| vec![r, width]));
-        Ok(())
+        let scores = i.fresh();
+        infer_classes(i, Some(scores))
     },
     batch: batch::leading,
     cost: cost::elementwise,
@@ -265,7 +262,7 @@ struct Classifier {
 
 impl Classifier {
     fn of(node: &Node) -> Result<Self> {
-        let labels = Labels::of(node, "classlabels_ints", "classlabels_strings")?;
+        let labels = Labels::of_classes(node)?;
         let per_class = node.ints("vectors_per_class")?.unwrap_or(&[]);
         let mut starts = vec![0];
         for n in per_class {
@@ -275,8 +272,8 @@ impl Classifier {
             starts.push(starts[starts.len() - 1] + n);
         }
         let count = starts[starts.len() - 1];
-        let coefficients = node.floats("coefficients")?.unwrap_or(&[]).to_vec();
-        let rho = node.floats("rho")?.unwrap_or(&[]).to_vec();
+        let coefficients = floats(node, "coefficients")?;
+        let rho = floats(node, "rho")?;
         let n = labels.len();
         let pairs = n * n.saturating_sub(1) / 2;
         let (vectors, rho) = if count == 0 {

@@ -1,9 +1,8 @@
 //! Ensembles of decision trees, and `TreeEnsemble` of version 5.
 
-use super::linear::row_count;
-use super::{DOMAIN, Transform, rows};
+use super::{DOMAIN, Transform, infer_targets, rows};
 use crate::error::{Result, bail};
-use crate::graph::{Dim, Node};
+use crate::graph::Node;
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::FLOATS;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, Threads, batch, cost};
@@ -231,9 +230,8 @@ pub(in crate::ops) static TREE_ENSEMBLE: OpDef = OpDef {
     inputs: &[Port::required("X", FLOATS)],
     outputs: &[Port::required("Y", FLOATS)],
     infer: |i| {
-        let targets = Dim::fixed(i.node.int_or("n_targets", 1)?);
-        let shape = row_count(i).map(|r| vec![r, targets]);
-        i.set(0, i.dtype(0), shape);
+        let targets = i.node.int_or("n_targets", 1)?;
+        infer_targets(i, i.dtype(0), targets);
         Ok(())
     },
     batch: batch::leading,

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::linear::row_count;
 use super::tree::{Aggregate, Branch, Forest, Scores, Test, Way, index};
-use super::{DOMAIN, FEATURES, Labels, Transform, best};
+use super::{
+    CLASSES, DOMAIN, FEATURES, Labels, Transform, best, floats, infer_classes, infer_targets,
+};
 use crate::error::{Result, bail};
-use crate::graph::{Dim, Node};
+use crate::graph::Node;
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::F32S;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
@@ -49,9 +50,8 @@ pub(in crate::ops) static TREE_ENSEMBLE_REGRESSOR: OpDef = OpDef {
     inputs: &[Port::required("X", FEATURES)],
     outputs: &[Port::required("Y", F32S)],
     infer: |i| {
-        let targets = Dim::fixed(i.node.required_int("n_targets")?);
-        let shape = row_count(i).map(|r| vec![r, targets]);
-        i.set(0, Some(DType::F32), shape);
+        let targets = i.node.required_int("n_targets")?;
+        infer_targets(i, Some(DType::F32), targets);
         Ok(())
     },
     batch: batch::leading,
@@ -95,16 +95,6 @@ fn tree(op: &'static str, what: &str, name: &str) -> Case {
         .attr(&format!("{what}_nodeids"), vec![1_i64, 2, 1, 2])
         .attr(&format!("{what}_ids"), vec![0_i64, 0, 0, 0])
         .attr(&format!("{what}_weights"), vec![1.0_f32, 3.0, 20.0, 10.0])
-}
-
-fn floats(node: &Node, name: &str) -> Result<Vec<f32>> {
-    match node.floats(name)? {
-        Some(v) => Ok(v.to_vec()),
-        None => match node.tensor(&format!("{name}_as_tensor"))? {
-            Some(t) => t.to_f32s(),
-            None => Ok(Vec::new()),
-        },
-    }
 }
 
 fn forest(node: &Node, what: &str, targets: usize, aggregate: Aggregate) -> Result<Forest> {
@@ -233,18 +223,12 @@ pub(in crate::ops) static TREE_ENSEMBLE_CLASSIFIER: OpDef = OpDef {
         AttributeDef::optional("classlabels_strings", AttributeKind::Strings),
     ],
     inputs: &[Port::required("X", FEATURES)],
-    outputs: &[Port::required("Y", &[DType::I64, DType::String]), Port::optional("Z", F32S)],
-    infer: |i| {
-        let labels = Labels::of(i.node, "classlabels_int64s", "classlabels_strings")?;
-        let count = row_count(i);
-        i.set(0, Some(labels.dtype()), count.clone().map(|r| vec![r]));
-        i.set(1, Some(DType::F32), count.map(|r| vec![r, Dim::of(labels.len())]));
-        Ok(())
-    },
+    outputs: CLASSES,
+    infer: |i| infer_classes(i, None),
     batch: batch::leading,
     cost: cost::elementwise,
     prepare: |p| {
-        let labels = Labels::of(p.node, "classlabels_int64s", "classlabels_strings")?;
+        let labels = Labels::of_classes(p.node)?;
         let forest = forest(p.node, "class", labels.len(), Aggregate::Sum)?;
         // Trees for two classes often vote for one of them alone.
         let voted = forest.votes.first().map_or(0, |v| v.0);

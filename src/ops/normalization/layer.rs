@@ -17,7 +17,8 @@ use crate::tensor::{DType, Tensor, broadcast_shapes, cast, normalise_axis};
 pub(in crate::ops) static LAYER_NORMALIZATION: OpDef = OpDef {
     name: "LayerNormalization",
     domain: "",
-    since: 17,
+    // Version 17 made what ONNX Runtime wrote before a part of the standard.
+    since: 1,
     attributes: &[
         AttributeDef::optional("axis", AttributeKind::Int),
         AttributeDef::optional("epsilon", AttributeKind::Float),

@@ -4,6 +4,7 @@ use super::{Layout, Runs};
 use crate::error::{Result, bail};
 use crate::graph::Node;
 use crate::ops::case::{Case, as_dtype, filled};
+use crate::ops::composite::MICROSOFT;
 use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Element, Tensor, cast, for_dtypes, is_narrow};
@@ -49,6 +50,31 @@ pub(in crate::ops) static DEQUANTIZE_LINEAR: OpDef = OpDef {
     cost: |q| cost::Cost { flops: 2.0 * q.output_elements(), bytes: q.bytes() },
     prepare: |p| Ok(Box::new(Dequantize { layout: Layout::of(p.node)?, asked: asked(p.node)? })),
     cases,
+};
+
+/// The same in ONNX Runtime's domain, where 16 bits came before the standard had them.
+pub(in crate::ops) static MS_DEQUANTIZE_LINEAR: OpDef = OpDef {
+    domain: MICROSOFT,
+    since: 1,
+    cases: || {
+        // What is expected is ONNX Runtime's result.
+        vec![
+            Case::new("DequantizeLinear", 1, "each row")
+                .domain(MICROSOFT)
+                .attr("axis", 0i64)
+                .input(filled(&[2, 3], &[1u8, 2, 3, 250, 5, 6]))
+                .constant(filled(&[2], &[0.5f32, 2.]))
+                .constant(filled(&[2], &[3u8, 128]))
+                .output(filled(&[2, 3], &[-1f32, -0.5, 0., 244., -246., -244.])),
+            Case::new("DequantizeLinear", 1, "i16")
+                .domain(MICROSOFT)
+                .input(filled(&[2], &[-32768i16, 7]))
+                .constant(Tensor::scalar(0.5f32))
+                .constant(Tensor::scalar(-8i16))
+                .output(filled(&[2], &[-16380f32, 7.5])),
+        ]
+    },
+    ..DEQUANTIZE_LINEAR
 };
 
 /// The dtype that the attribute asks for.

@@ -37,6 +37,32 @@ pub(in crate::ops) static DYNAMIC_QUANTIZE_LINEAR: OpDef = OpDef {
     cases,
 };
 
+/// What the values' range comes to.
+struct Range {
+    scale: f32,
+    /// The scale, or 1 where there are nothing but zeros: any scale does, but dividing by 0 not.
+    divisor: f32,
+    zero: f32,
+}
+
+impl Range {
+    fn of(xs: &[f32]) -> Self {
+        let low = fold_row::<Smallest, f32>(xs).smaller(0.0);
+        let high = fold_row::<Largest, f32>(xs).larger(0.0);
+        let scale = (high - low) / 255.0;
+        let divisor = if scale == 0.0 { 1.0 } else { scale };
+        Self { scale, divisor, zero: round_even(-low / divisor).clamp(0.0, 255.0) }
+    }
+}
+
+/// The numbers that are left of `xs` when they are quantised over their range and back.
+pub(in crate::ops) fn rounded(xs: &mut [f32]) {
+    let Range { divisor, zero, .. } = Range::of(xs);
+    for x in xs {
+        *x = (f32::from(quantize::<u8>(*x, divisor, zero)) - zero) * divisor;
+    }
+}
+
 #[derive(Debug)]
 struct DynamicQuantize;
 
@@ -44,12 +70,7 @@ impl CpuKernel for DynamicQuantize {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
         let xs = x.as_slice::<f32>()?;
-        let low = fold_row::<Smallest, f32>(xs).smaller(0.0);
-        let high = fold_row::<Largest, f32>(xs).larger(0.0);
-        let scale = (high - low) / 255.0;
-        // Nothing but zeros: any scale does, but dividing by 0 does not.
-        let divisor = if scale == 0.0 { 1.0 } else { scale };
-        let zero = round_even(-low / divisor).clamp(0.0, 255.0);
+        let Range { scale, divisor, zero } = Range::of(xs);
         let mut y = io.allocate(DType::U8, x.shape().clone())?;
         spread(io.threads(), y.as_mut_slice::<u8>()?, 1, |first, out| {
             for (o, &x) in out.iter_mut().zip(&xs[first..]) {

@@ -4,6 +4,7 @@ use super::{Layout, QUANTIZED, Quantized, Runs, quantize, round_even, zeros};
 use crate::error::{Result, bail};
 use crate::graph::Node;
 use crate::ops::case::{Case, as_dtype, filled};
+use crate::ops::composite::MICROSOFT;
 use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Tensor, cast_to, for_dtypes, is_narrow};
@@ -42,6 +43,25 @@ pub(in crate::ops) static QUANTIZE_LINEAR: OpDef = OpDef {
         Ok(Box::new(Quantize { layout: Layout::of(p.node)?, asked: asked(p.node)?, saturate }))
     },
     cases,
+};
+
+/// The same in ONNX Runtime's domain, where 16 bits came before the standard had them.
+pub(in crate::ops) static MS_QUANTIZE_LINEAR: OpDef = OpDef {
+    domain: MICROSOFT,
+    since: 1,
+    cases: || {
+        vec![
+            // What is expected is ONNX Runtime's result.
+            Case::new("QuantizeLinear", 1, "each column")
+                .domain(MICROSOFT)
+                .attr("axis", 1i64)
+                .input(filled(&[2, 3], &[-0.575f32, 0.05, 0.675, -0.325, 0.3, -0.7]))
+                .constant(filled(&[3], &[0.01f32, 0.02, 0.05]))
+                .constant(filled(&[3], &[3u8, 128, 0]))
+                .output(filled(&[2, 3], &[0u8, 130, 14, 0, 143, 0])),
+        ]
+    },
+    ..QUANTIZE_LINEAR
 };
 
 /// The dtype that the attribute asks for.

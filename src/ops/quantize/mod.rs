@@ -4,9 +4,9 @@ mod dequantize;
 mod dynamic;
 mod linear;
 
-pub(super) use dequantize::DEQUANTIZE_LINEAR;
-pub(super) use dynamic::DYNAMIC_QUANTIZE_LINEAR;
-pub(super) use linear::QUANTIZE_LINEAR;
+pub(super) use dequantize::{DEQUANTIZE_LINEAR, MS_DEQUANTIZE_LINEAR};
+pub(super) use dynamic::{DYNAMIC_QUANTIZE_LINEAR, rounded};
+pub(super) use linear::{MS_QUANTIZE_LINEAR, QUANTIZE_LINEAR};
 
 use super::batch::{BatchFlow, BatchQuery};
 use crate::error::{Result, bail};

@@ -4,7 +4,7 @@ use super::Weights;
 use super::activation::Gate;
 use super::real::{Addend, Real};
 use crate::error::Result;
-use crate::ops::Threads;
+use crate::ops::{Threads, quantize};
 
 /// Which layer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,8 @@ pub(super) struct Cell<'a, T: Real> {
     pub(super) gates: &'a [Gate],
     pub(super) peepholes: Option<&'a [T]>,
     pub(super) biases: &'a Biases<T>,
+    /// Whether the hidden state is rounded to 8 bits before the product of an LSTM.
+    pub(super) rounds: bool,
     /// Hidden state, item after item.
     pub(super) h: Vec<T>,
     /// Cell state, item after item.
@@ -89,7 +91,16 @@ impl<T: Real> Cell<'_, T> {
             return self.gru(input, &weights.hidden, last, linear_before_reset, threads, active);
         }
         let rows = self.kind.gates() * hidden;
-        T::product(&self.h, items, &weights.hidden, None, Some(input), &mut self.work, threads)?;
+        let rounded;
+        let state = if self.rounds {
+            let mut h: Vec<f32> = self.h.iter().map(|h| h.wide() as f32).collect();
+            quantize::rounded(&mut h);
+            rounded = h.into_iter().map(|h| T::number(f64::from(h))).collect::<Vec<T>>();
+            &rounded
+        } else {
+            &self.h
+        };
+        T::product(state, items, &weights.hidden, None, Some(input), &mut self.work, threads)?;
         for item in (0..items).filter(|i| active(*i)) {
             let span = item * hidden..(item + 1) * hidden;
             let (h, c) = (&mut self.h[span.clone()], &mut self.c[span]);

@@ -3,10 +3,12 @@
 mod activation;
 mod cases;
 mod cell;
+mod quantized;
 mod real;
 
 use activation::Gate;
 use cell::{Cell, Kind};
+pub(super) use quantized::DYNAMIC_QUANTIZE_LSTM;
 use real::{Addend, Real};
 
 use super::batch::{BatchFlow, BatchQuery};
@@ -269,6 +271,8 @@ struct Recurrent {
     gates: Vec<Gate>,
     /// W and R, where both are constant.
     packed: Option<Packed>,
+    /// Whether the hidden state is rounded to 8 bits before each product.
+    rounds: bool,
 }
 
 impl Recurrent {
@@ -296,7 +300,7 @@ impl Recurrent {
         let clip = p.node.float("clip")?.filter(|c| *c > 0.0);
         let gates = Gate::read(p.node, defaults, directions.len())?;
         let items_first = items_first(p.node)?;
-        Ok(Self { kind, directions, items_first, hidden, clip, gates, packed })
+        Ok(Self { kind, directions, items_first, hidden, clip, gates, packed, rounds: false })
     }
 
     fn run_real<T: Real>(
@@ -386,6 +390,7 @@ impl Recurrent {
                 gates: &self.gates[d * count..][..count],
                 peepholes: peepholes.map(|p| &p[d * 3 * hidden..][..3 * hidden]),
                 biases: &biases,
+                rounds: self.rounds,
                 h: gathered(initial_h, items, hidden, place),
                 c: gathered(initial_c, items, hidden, place),
                 work: vec![T::default(); items * rows],
