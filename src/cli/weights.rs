@@ -1,6 +1,5 @@
 //! `brigade inspect` of a file that holds weights and no graph.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use super::console::Console;
 use super::failure::Outcome;
 use super::table::{bytes, row, table};
 use crate::error::{Result, err};
-use crate::import::{GgufFile, GgufType, GgufValue, Limits, SafetensorsFile};
+use crate::import::{GgufFile, GgufType, GgufValue, Limits, SafetensorsFile, open_file};
 
 /// Elements of a list of the metadata that are shown.
 const SHOWN: usize = 8;
@@ -26,7 +25,7 @@ pub(super) enum WeightFormat {
 /// Whether a file is one of weights, told by its first bytes, or by its name where they do not say.
 pub(super) fn sniff(path: &Path) -> Option<WeightFormat> {
     let mut start = [0_u8; 9];
-    let whole = File::open(path).and_then(|mut f| f.read_exact(&mut start)).is_ok();
+    let whole = open_file(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok());
     let named = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
     match start {
         [b'G', b'G', b'U', b'F', ..] => Some(WeightFormat::Gguf),
