@@ -98,7 +98,8 @@ fn replicas_of_what_is_not_there_are_refused_by_number() {
     let error = builder().lanes(id("cpu:0"), 0).spawn().unwrap_err();
     assert!(error.to_string().contains("0 lanes"), "{error}");
     let error = builder().replicas(0, usize::MAX).spawn().unwrap_err();
-    assert!(error.to_string().contains("pipeline"), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("segment 0") && said.contains("at most 256"), "{said}");
 }
 
 #[test]

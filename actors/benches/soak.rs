@@ -6,9 +6,10 @@
 //!
 //! Items of 256 KiB are decoded, cut into children, batched, computed and collected by seven actors
 //! over two devices; one item in 100 fails, one in 5,000 makes its stage panic. Resident memory is
-//! read a hundred times a second. It ends with exit code 1 if the peaks of the minutes after the
+//! read a hundred times a second. It ends with exit code 1 if the means of the minutes after the
 //! first (the tenths of a shorter run) are not within 2 % of each other, or a result was wrong, lost
-//! or doubled.
+//! or doubled. The peaks are printed, too: they also tell how many buffers of 256 KiB happened to be
+//! alive at once.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::panic)]
 
@@ -86,7 +87,7 @@ fn soak(pipeline: &Pipeline<Vec<u8>>, span: Duration) -> Result<String, String> 
     let window = Duration::from_secs(60).min(span / 10);
     let items = (0..).take_while(|_| start.elapsed() < span).map(|n| vec![item(n)]);
     let (mut done, mut failed, mut panicked) = (0_u64, 0_u64, 0_u64);
-    let (mut peaks, mut next) = (Vec::<f64>::new(), Duration::ZERO);
+    let (mut spans, mut next) = (Vec::<Span>::new(), Duration::ZERO);
     for result in pipeline.stream(items) {
         match (result, done) {
             (Ok(sums), n) if sums[0] == expected(n) => {}
@@ -102,8 +103,8 @@ fn soak(pipeline: &Pipeline<Vec<u8>>, span: Duration) -> Result<String, String> 
             next = start.elapsed() + Duration::from_millis(10);
             let resident = resident_mib().ok_or("resident memory cannot be read here")?;
             let minute = (start.elapsed().as_secs_f64() / window.as_secs_f64()) as usize;
-            peaks.resize(peaks.len().max(minute + 1), 0.0);
-            peaks[minute] = peaks[minute].max(resident);
+            spans.resize(spans.len().max(minute + 1), Span::default());
+            spans[minute].add(resident);
         }
     }
     let stats = pipeline.stats();
@@ -112,19 +113,41 @@ fn soak(pipeline: &Pipeline<Vec<u8>>, span: Duration) -> Result<String, String> 
     }
     let rate = done as f64 / start.elapsed().as_secs_f64();
     // The last window has just begun when the span ends.
-    let whole = peaks.get(1..(span.as_secs_f64() / window.as_secs_f64()) as usize).unwrap_or(&[]);
-    let least = whole.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = whole.iter().copied().fold(0.0, f64::max);
+    let whole = spans.get(1..(span.as_secs_f64() / window.as_secs_f64()) as usize).unwrap_or(&[]);
+    let least = whole.iter().map(Span::mean).fold(f64::INFINITY, f64::min);
+    let most = whole.iter().map(Span::mean).fold(0.0, f64::max);
+    let each: Vec<_> = spans.iter().map(|s| format!("{:.2} ({:.2})", s.mean(), s.peak)).collect();
     let summary = format!(
         "{done} items in {:.0} s ({rate:.0}/s), {failed} failed and {panicked} panicked as told; \
-         peaks of resident memory over {} spans of {:.0} s after the first: {least:.1} to {most:.1} \
-         MiB ({:+.2} %)",
+         resident memory over {} spans of {:.0} s after the first: means of {least:.2} to {most:.2} \
+         MiB ({:+.2} %)\nmeans (and peaks) of all spans, MiB: {}",
         start.elapsed().as_secs_f64(),
         whole.len(),
         window.as_secs_f64(),
         100.0 * (most / least - 1.0),
+        each.join(", "),
     );
     if most <= least * 1.02 { Ok(summary) } else { Err(summary) }
+}
+
+/// Readings of resident memory, in MiB.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    sum: f64,
+    readings: u32,
+    peak: f64,
+}
+
+impl Span {
+    fn add(&mut self, resident: f64) {
+        self.sum += resident;
+        self.readings += 1;
+        self.peak = self.peak.max(resident);
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / f64::from(self.readings.max(1))
+    }
 }
 
 fn item(n: u64) -> Vec<u8> {
