@@ -10,7 +10,9 @@ use super::console::Console;
 use super::failure::Outcome;
 use super::table::{bytes, row, table};
 use crate::error::{Result, err};
-use crate::import::{GgufFile, GgufType, GgufValue, Limits, SafetensorsFile, open_file};
+use crate::import::{
+    GgufFile, GgufType, GgufValue, Limits, MAX_SAFETENSORS_HEADER, SafetensorsFile, open_file,
+};
 
 /// Elements of a list of the metadata that are shown.
 const SHOWN: usize = 8;
@@ -30,7 +32,7 @@ pub(super) fn sniff(path: &Path) -> Option<WeightFormat> {
     match start {
         [b'G', b'G', b'U', b'F', ..] => Some(WeightFormat::Gguf),
         // The length of a header, whose first character follows.
-        [size @ .., b'{'] if whole && u64::from_le_bytes(size) <= 100_000_000 => {
+        [size @ .., b'{'] if whole && u64::from_le_bytes(size) <= MAX_SAFETENSORS_HEADER => {
             Some(WeightFormat::Safetensors)
         }
         _ if named("gguf") => Some(WeightFormat::Gguf),

@@ -7,7 +7,7 @@ use crate::error::{Result, err};
 pub const MAX_THREADS: usize = 256;
 
 /// The most items in flight that can be asked for: every edge of a pipeline has room for them.
-pub const MAX_IN_FLIGHT: usize = 65_536;
+pub const MAX_IN_FLIGHT: usize = brigade_actors::Options::MOST_ITEMS;
 
 /// The most replicas of one segment: each is a thread.
 pub const MAX_REPLICAS: usize = 256;

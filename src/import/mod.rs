@@ -30,6 +30,8 @@ mod weights;
 pub use gguf::{GgufArray, GgufFile, GgufMetadata, GgufTensor, GgufType, GgufValue, fuzz_gguf};
 pub use npy::{parse_npy, read_npy, write_npy};
 pub use npz::{read_npz, write_npz};
+#[cfg(feature = "cli")]
+pub(crate) use safetensors::MAX_HEADER as MAX_SAFETENSORS_HEADER;
 pub use safetensors::{SafetensorsFile, SafetensorsTensor, fuzz_safetensors};
 pub use weights::{
     SCHEMES as WEIGHT_SCHEMES, StoredWeight, WeightCache, WeightProgress, WeightRef, WeightRequest,

@@ -18,7 +18,7 @@ use crate::error::{Result, bail, err};
 use crate::tensor::{Buffer, DType, Tensor};
 
 /// Bytes of a header that are read.
-const MAX_HEADER: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// The dtypes of the format: name, bits of an element, and what they are here, if anything.
 const DTYPES: &[(&str, usize, Option<DType>)] = &[
