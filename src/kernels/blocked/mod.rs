@@ -162,6 +162,11 @@ impl BlockedConv {
         self.out_channels
     }
 
+    /// The instruction set that computes it.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
     /// The layout of the input.
     pub fn input(&self) -> ConvInput {
         self.input
