@@ -90,9 +90,5 @@ pub(crate) fn time(flops: f64, mut f: impl FnMut()) -> Timing {
     }
     seconds.sort_by(f64::total_cmp);
     shares.sort_by(f64::total_cmp);
-    Timing {
-        best: seconds[0],
-        median: seconds[seconds.len() / 2],
-        share: shares[shares.len() / 2],
-    }
+    Timing { best: seconds[0], median: seconds[seconds.len() / 2], share: shares[shares.len() / 2] }
 }

@@ -103,6 +103,13 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool, const B: u8>(
             }};
         }
         while p + 4 <= t.k {
+            if !PACKED && p % 16 == 0 {
+                // Rows that lie far apart are asked for a tile ahead, a line of each at a time.
+                for i in 0..R {
+                    let line = t.a_next.wrapping_add(i * t.a_row + p);
+                    _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                }
+            }
             step!(0);
             step!(1);
             step!(2);
