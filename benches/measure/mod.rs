@@ -59,6 +59,8 @@ pub(crate) fn numbers(len: usize) -> Vec<f32> {
 }
 
 /// What [`time`] measured of one call.
+// Each bench reads some of them.
+#[allow(dead_code)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     /// Seconds of the fastest round.
