@@ -20,6 +20,13 @@ const PACK_A_PANELS: usize = 4;
 /// Rows up to which B is read where it lies rather than packed.
 const IN_PLACE_ROWS: usize = 12;
 
+/// Depths of each block of a sum over `k`: as near to [`DEPTH`] as blocks of equal depth can be, so
+/// that none is a leftover which reads and writes C for a few products.
+fn block_depth(k: usize) -> usize {
+    let blocks = ((k + DEPTH / 2) / DEPTH).max(1);
+    k.div_ceil(blocks).next_multiple_of(4)
+}
+
 /// The left operand as the loops see it.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) enum Left<'a> {
@@ -124,7 +131,7 @@ impl Block<'_> {
     ) {
         let nr = self.kernel.cols;
         // The previous contents of C enter at the end, so its place is not free for partial sums.
-        let depth = if self.epilogue.beta == 0.0 { DEPTH } else { self.k.max(1) };
+        let depth = if self.epilogue.beta == 0.0 { block_depth(self.k) } else { self.k.max(1) };
         let in_place = match self.right {
             Right::Virtual { rows: Some(b), .. } if rows.len() <= IN_PLACE_ROWS => Some(b),
             _ => None,

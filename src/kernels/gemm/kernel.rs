@@ -15,7 +15,8 @@ pub(in crate::kernels) struct Tile<'a> {
     /// 1 up to the rows of the kernel.
     pub rows: usize,
     pub k: usize,
-    /// Element (i, p) of A is `a[i * a_row + p * a_k]`.
+    /// Element (i, p) of A is `a[i * a_row + p * a_k]`; either `a_k` is 1, or A is packed: then
+    /// `a_row` is 1 and `a_k` is `rows`.
     pub a: *const f32,
     pub a_row: usize,
     pub a_k: usize,
