@@ -186,11 +186,12 @@ impl Tally {
 }
 
 impl Recorder {
-    /// Begins a run of the program with this number, which has so many nodes.
+    /// Begins a run of the program with this hash, which has so many nodes.
     pub(super) fn enter(&self, id: u64, steps: usize) -> Recording<'_> {
         let mut tally = lock(&self.tally);
         let parent = tally.at;
-        let known = tally.programs.iter().position(|p| p.id == id);
+        let same = |p: &ProgramTally| (p.id, p.parent, p.steps.len()) == (id, parent, steps);
+        let known = tally.programs.iter().position(same);
         let program = known.unwrap_or_else(|| {
             let steps = vec![StepTally::default(); steps];
             tally.programs.push(ProgramTally { id, parent, steps });
@@ -401,6 +402,26 @@ mod tests {
         assert_eq!((row("choice").flops, row("choice").bytes), (0.0, 0.0));
         assert!(row("choice").seconds < row("choice/root").seconds, "{profile:?}");
         assert!(profile.between_nodes() >= 0.0);
+    }
+
+    #[test]
+    fn a_node_that_is_compiled_anew_for_each_shape_keeps_its_rows() {
+        let mut graph = Graph::new("g");
+        let x = graph.add_input("x", Fact::unknown()).unwrap();
+        let scale = graph.add_input("scale", Fact::unknown()).unwrap();
+        let y = graph.add_value("y", Fact::unknown()).unwrap();
+        let node = graph.add_node("norm", "RMSNormalization", [Some(x), Some(scale)], [Some(y)]);
+        node.version = 23;
+        graph.set_outputs([y]);
+        infer_graph(&mut graph, &OpRegistry::default()).unwrap();
+        let feed = |n: usize| {
+            vec![rows(n)[0].clone(), Tensor::new([128], vec![1.0_f32; 128]).unwrap().into()]
+        };
+        let (one, _) = profiled(&graph, &[feed(2)]);
+        let (many, _) = profiled(&graph, &[feed(2), feed(3), feed(4), feed(2)]);
+        assert!(one.nodes.len() > 2, "{one:?}");
+        assert_eq!(many.nodes.len(), one.nodes.len());
+        assert!(many.nodes.iter().all(|n| n.calls == 4), "{many:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A graph made ready for the CPU: kernels in order, with liveness.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::profile::{Recorder, Subject};
 use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads};
@@ -100,7 +100,8 @@ pub struct Program {
     inputs: Vec<(usize, String, Fact)>,
     outputs: Vec<(Source, String)>,
     slots: usize,
-    /// A number that no other program of this process has.
+    /// Tells this program from others that the same node may run, in a profile: a hash of its nodes,
+    /// so that it is the same when the program is compiled anew for another shape.
     id: u64,
 }
 
@@ -110,7 +111,6 @@ impl Program {
     /// # Errors
     /// If a node cannot be run here; names the node.
     pub fn compile(graph: &Graph, registry: &OpRegistry, options: &CompileOptions) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         if let Some(p) = graph.unbound_params().next() {
             bail!(Missing, "parameter `{}` is not bound", p.name);
         }
@@ -193,6 +193,11 @@ impl Program {
                 }),
             });
         }
+        let mut hasher = DefaultHasher::new();
+        for step in &steps {
+            (&step.name, &step.op).hash(&mut hasher);
+        }
+        let id = hasher.finish();
         let outputs: Vec<(Source, String)> = graph
             .outputs()
             .iter()
@@ -213,14 +218,7 @@ impl Program {
             .iter()
             .map(|v| (v.index(), graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
             .collect();
-        Ok(Self {
-            steps,
-            constants,
-            inputs,
-            outputs,
-            slots: graph.values().len(),
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-        })
+        Ok(Self { steps, constants, inputs, outputs, slots: graph.values().len(), id })
     }
 
     /// Runs it on the inputs, in the graph's order.
