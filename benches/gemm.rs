@@ -15,6 +15,9 @@ use brigade::kernels::{
 use measure::{fma_peak, numbers, time};
 use std::hint::black_box;
 
+/// Bytes of packed weights that no cache of present CPUs holds.
+const COLD_BYTES: usize = 160 << 20;
+
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let peak = fma_peak();
@@ -28,6 +31,8 @@ fn main() {
         (128, 64, 128),
         (2048, 257, 64),
         (8, 512, 512),
+        (16, 384, 1536),
+        (16, 384, 384),
         (1, 4096, 4096),
     ];
     for (m, k, n) in shapes {
@@ -37,6 +42,9 @@ fn main() {
         let bm = MatRef::row_major(&b, k, n).expect("sizes match");
         let pa = PackedA::new(am).expect("fits");
         let pb = PackedB::new(bm).expect("fits");
+        // So many copies that none is left in a cache when its turn comes.
+        let cold = vec![pb.clone(); (COLD_BYTES / pb.bytes().max(1) + 1).min(256)];
+        let mut turn = 0;
         let plain = Epilogue::default();
         let relu = Epilogue {
             bias: Bias::PerColumn(&bias),
@@ -44,9 +52,14 @@ fn main() {
             ..Epilogue::default()
         };
         let gelu = Epilogue { activation: Activation::Gelu, ..relu };
-        for variant in
-            ["packed B", "packed B, bias, Relu", "packed B, bias, Gelu", "packed A", "plain"]
-        {
+        for variant in [
+            "packed B",
+            "packed B, cold",
+            "packed B, bias, Relu",
+            "packed B, bias, Gelu",
+            "packed A",
+            "plain",
+        ] {
             let name = format!("{m}x{k}x{n} {variant}");
             if !words.is_empty() && !words.iter().any(|w| name.contains(w.as_str())) {
                 continue;
@@ -56,6 +69,10 @@ fn main() {
                 let out = MatMut::row_major(&mut c, m, n).expect("sizes match");
                 match variant {
                     "packed B" => gemm(am, &pb, out, &plain, &Serial),
+                    "packed B, cold" => {
+                        turn += 1;
+                        gemm(am, &cold[turn % cold.len()], out, &plain, &Serial)
+                    }
                     "packed B, bias, Relu" => gemm(am, &pb, out, &relu, &Serial),
                     "packed B, bias, Gelu" => gemm(am, &pb, out, &gelu, &Serial),
                     "packed A" => gemm(&pa, bm, out, &plain, &Serial),

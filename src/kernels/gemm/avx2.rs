@@ -81,7 +81,7 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool, const B: u8>(
         let scattered = t.b_at.unwrap_or(&[]).as_ptr();
         // A step is unrolled: what is not a multiply-add or one of its loads takes the place of
         // one where another thread shares the core.
-        let (mut p, mut a, mut b) = (0, t.a, t.b);
+        let (mut p, mut a, mut b, mut next) = (0, t.a, t.b, t.b_next);
         macro_rules! step {
             ($l:expr) => {{
                 let line = match B {
@@ -103,6 +103,11 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool, const B: u8>(
             }};
         }
         while p + 4 <= t.k {
+            if B == PANEL {
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(COLS).cast());
+                next = next.wrapping_add(2 * COLS);
+            }
             if !PACKED && p % 16 == 0 {
                 // Rows that lie far apart are asked for a tile ahead, a line of each at a time.
                 for i in 0..R {

@@ -233,8 +233,15 @@ impl Block<'_> {
                     b = unsafe { edge.copy_panel(b, b_k, kc, width, nr) };
                     b_k = nr;
                 }
+                // The first two tiles of a panel ask for a half each of the next one.
+                let next = b.wrapping_add(if j + nr < cols.end { view.panel_stride } else { 0 });
                 for t in t0..t1 {
                     let (i0, i1) = (base + tiles.start(t), base + tiles.start(t + 1));
+                    let b_next = match t - t0 {
+                        0 => next,
+                        1 => next.wrapping_add(kc / 2 * nr),
+                        _ => b,
+                    };
                     let (a, a_row, a_k) = match self.left {
                         Left::Packed(a) => {
                             let at = i0 * self.k + ks.start * (i1 - i0);
@@ -258,6 +265,7 @@ impl Block<'_> {
                         a_next: a.wrapping_add((i1 - i0) * a_row),
                         b,
                         b_k,
+                        b_next,
                         b_at: None,
                         c: c.wrapping_add(i0 * self.c_row + j),
                         c_row: self.c_row,

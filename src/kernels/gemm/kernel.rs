@@ -25,6 +25,8 @@ pub(in crate::kernels) struct Tile<'a> {
     /// Row p of B starts at `b[p * b_k]`.
     pub b: *const f32,
     pub b_k: usize,
+    /// Rows of B that are wanted after this tile, half as many as it reads; only ever prefetched.
+    pub b_next: *const f32,
     /// Row p of B starts at `b[b_at[p]]` instead; A is packed then.
     pub b_at: Option<&'a [usize]>,
     pub c: *mut f32,
