@@ -1,11 +1,9 @@
-//! Convolution on one thread, plain and blocked side by side, beside the multiply-add peak
-//! measured in the same rounds.
+//! Convolution on one thread, plain and blocked one after the other, beside the multiply-add peak.
 //!
 //! `cargo bench --bench conv [-- WORD..]` prints, for the layers whose name contains a word, the
-//! median over rounds of the milliseconds and of the share of the peak, for both layouts. Each
-//! round measures the peak, the plain and the blocked convolution one after the other; taps that
-//! fall on padding are counted. At the end come reordering and pooling, in GB/s of what they read
-//! and write.
+//! milliseconds of the best round and the median share of the peak that was measured right before
+//! each round, for both layouts; taps that fall on padding are counted. `moves` prints reordering
+//! and pooling, in GB/s of what they read and write.
 
 #![allow(clippy::print_stdout)]
 
@@ -13,11 +11,10 @@ mod measure;
 
 use brigade::kernels::{
     Activation, BlockedConv, ConvEpilogue, ConvInput, Isa, PackedConv, Serial, Window,
-    blocked_conv2d, blocked_max_pool2d, conv2d, fma_gflops, from_blocked, max_pool2d, to_blocked,
+    blocked_conv2d, blocked_max_pool2d, conv2d, from_blocked, max_pool2d, to_blocked,
 };
 use measure::{fma_peak, numbers, time};
 use std::hint::black_box;
-use std::time::Instant;
 
 /// Name, input and output channels, groups, image, kernel, strides, padding on all sides.
 type Layer = (&'static str, [usize; 3], [usize; 2], [usize; 2], [usize; 2], [usize; 2]);
@@ -54,24 +51,6 @@ const LAYERS: [Layer; 29] = [
     ("depthwise 3x3/2 32", [32, 32, 32], [400, 304], [3, 3], [2, 2], [1, 1]),
 ];
 
-const ROUNDS: usize = 7;
-
-fn median(mut v: Vec<f64>) -> f64 {
-    v.sort_by(f64::total_cmp);
-    v[v.len() / 2]
-}
-
-/// Seconds of the fastest call in about ten milliseconds.
-fn fastest(f: &mut dyn FnMut()) -> f64 {
-    let (begin, mut best) = (Instant::now(), f64::INFINITY);
-    while begin.elapsed().as_secs_f64() < 0.01 {
-        let start = Instant::now();
-        f();
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    best
-}
-
 fn layer(&(name, [ic, oc, groups], size, kernel, strides, pad): &Layer) {
     let window = Window { strides, pads: [pad[0], pad[1], pad[0], pad[1]], ..Window::new(kernel) };
     let out_size = window.output(size).expect("the image is large enough");
@@ -84,27 +63,22 @@ fn layer(&(name, [ic, oc, groups], size, kernel, strides, pad): &Layer) {
     let blocked = BlockedConv::new(&weights, oc, ic, groups, window, input).expect("sizes match");
     let mut out = vec![0.0; oc * out_size[0] * out_size[1]];
     let taps = ic / groups * kernel[0] * kernel[1];
-    let flops = 2.0 * (out.len() * taps) as f64 / 1e9;
+    let flops = 2.0 * (out.len() * taps) as f64;
     for activation in [Activation::Relu, Activation::HardSwish] {
         let epilogue = ConvEpilogue { bias: Some(&bias), activation, ..Default::default() };
-        let (mut ms, mut shares) = ([vec![], vec![]], [vec![], vec![]]);
-        for _ in 0..ROUNDS {
-            let peak = fma_gflops(Isa::best());
-            for layout in [0, 1] {
-                let seconds = fastest(&mut || {
-                    let (e, o) = (&epilogue, &mut out[..]);
-                    let done = match layout {
-                        0 => conv2d(&x, 1, size, &plain, e, o, &Serial),
-                        _ => blocked_conv2d(&x, 1, size, &blocked, e, o, &Serial),
-                    };
-                    done.expect("sizes match");
-                    black_box(&mut out);
-                });
-                ms[layout].push(seconds * 1e3);
-                shares[layout].push(100.0 * flops / seconds / peak);
-            }
-        }
-        let ([a, b], [p, q]) = (ms.map(median), shares.map(median));
+        let [a, b] = [false, true].map(|in_blocks| {
+            time(flops, || {
+                let (e, o) = (&epilogue, &mut out[..]);
+                let done = match in_blocks {
+                    false => conv2d(&x, 1, size, &plain, e, o, &Serial),
+                    true => blocked_conv2d(&x, 1, size, &blocked, e, o, &Serial),
+                };
+                done.expect("sizes match");
+                black_box(&mut out);
+            })
+        });
+        let (p, q) = (100.0 * a.share, 100.0 * b.share);
+        let (a, b) = (a.best * 1e3, b.best * 1e3);
         let act = format!("{activation:?}");
         println!(
             "{name:20} {act:10} plain {a:8.3} ms {p:5.1} %   blocked {b:8.3} ms {q:5.1} %   {:5.2} x",
@@ -125,27 +99,27 @@ fn moves() {
         println!("{what:20} {:8.3} ms {:5.1} GB/s", seconds * 1e3, bytes / seconds / 1e9);
     };
     let both = bytes(x.len(), x.len());
-    let (best, _) = time(|| black_box(&mut out).copy_from_slice(&x));
-    print("copy 64x112x112", both, best);
-    let (best, _) = time(|| {
+    let t = time(0.0, || black_box(&mut out).copy_from_slice(&x));
+    print("copy 64x112x112", both, t.best);
+    let t = time(0.0, || {
         to_blocked(&x, 1, planes, plane, black_box(&mut out), &Serial).expect("sizes match");
     });
-    print("to blocked", both, best);
-    let (best, _) = time(|| {
+    print("to blocked", both, t.best);
+    let t = time(0.0, || {
         from_blocked(&x, 1, planes, plane, black_box(&mut out), &Serial).expect("sizes match");
     });
-    print("from blocked", both, best);
+    print("from blocked", both, t.best);
     let pooled = bytes(x.len(), planes * out_size[0] * out_size[1]);
-    let (best, _) = time(|| {
+    let t = time(0.0, || {
         let o = black_box(&mut out);
         max_pool2d(&x, planes, size, &window, out_size, o, &Serial).expect("sizes match");
     });
-    print("max 3x3/2 plain", pooled, best);
-    let (best, _) = time(|| {
+    print("max 3x3/2 plain", pooled, t.best);
+    let t = time(0.0, || {
         let o = black_box(&mut out);
         blocked_max_pool2d(&x, planes, size, &window, out_size, o, &Serial).expect("sizes match");
     });
-    print("max 3x3/2 blocked", pooled, best);
+    print("max 3x3/2 blocked", pooled, t.best);
 }
 
 fn main() {
