@@ -5,6 +5,7 @@ use super::pool::PoolRow;
 use crate::kernels::Activation;
 use crate::kernels::math::avx2::{clamp, hard_swish, max_or_nan, splat};
 use std::arch::x86_64::*;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Transposes eight vectors of eight.
 #[inline]
@@ -273,6 +274,7 @@ pub(super) unsafe fn run_tiles(t: &Tile, width: usize, span: usize, unroll: usiz
 /// As for [`run_tiles`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tiles<const P: usize, const B: usize, const U: usize, const S: usize>(t: &Tile) {
+    let Tile { blocks, rows, taps, x_block, x_row, x_tap, w_out, w_in, out_block, .. } = *t;
     let step = if S == 0 { t.step } else { S };
     let (mut x, mut out, mut residual) = (t.x, t.out, t.finish.residual);
     for _ in 0..t.count {
@@ -282,7 +284,7 @@ unsafe fn tiles<const P: usize, const B: usize, const U: usize, const S: usize>(
             if t.accumulate {
                 for b in 0..B {
                     for p in 0..P {
-                        acc[p][b] = _mm256_loadu_ps(out.add(b * t.out_block + p * BLOCK));
+                        acc[p][b] = _mm256_loadu_ps(out.add(b * out_block + p * BLOCK));
                     }
                 }
             } else if !t.bias.is_null() {
@@ -293,16 +295,19 @@ unsafe fn tiles<const P: usize, const B: usize, const U: usize, const S: usize>(
                     }
                 }
             }
-            for g in 0..t.blocks {
-                let mut w = t.w.add(g * t.w_in);
-                let mut row = x.wrapping_add(g * t.x_block);
-                for _ in 0..t.rows {
+            for g in 0..blocks {
+                let mut w = t.w.add(g * w_in);
+                let mut row = x.wrapping_add(g * x_block);
+                for _ in 0..rows {
                     let mut tap = row;
-                    for _ in 0..t.taps {
+                    for _ in 0..taps {
                         for u in 0..U {
+                            // Nothing is loaded ahead of its tap: there are registers for the
+                            // sums, the weights of one tap and one input, and no more.
+                            compiler_fence(Ordering::SeqCst);
                             let mut wv = [_mm256_setzero_ps(); B];
                             for b in 0..B {
-                                wv[b] = _mm256_loadu_ps(w.add(b * t.w_out + u * BLOCK));
+                                wv[b] = _mm256_loadu_ps(w.add(b * w_out + u * BLOCK));
                             }
                             for p in 0..P {
                                 let v = _mm256_broadcast_ss(&*tap.add(p * step + u));
@@ -311,13 +316,13 @@ unsafe fn tiles<const P: usize, const B: usize, const U: usize, const S: usize>(
                                 }
                             }
                         }
-                        tap = tap.wrapping_add(t.x_tap);
+                        tap = tap.wrapping_add(x_tap);
                         w = w.wrapping_add(U * BLOCK);
                     }
-                    row = row.wrapping_add(t.x_row);
+                    row = row.wrapping_add(x_row);
                 }
             }
-            t.finish.store(acc, out, residual, t.out_block);
+            t.finish.store(acc, out, residual, out_block);
         }
         x = x.wrapping_add(P * step);
         out = out.wrapping_add(P * BLOCK);
