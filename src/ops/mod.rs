@@ -35,6 +35,7 @@ mod gather;
 mod identity;
 mod loss;
 mod matmul;
+mod mersenne;
 mod ml;
 mod movement;
 mod non_max_suppression;
@@ -360,6 +361,8 @@ pub static TABLE: &[&OpDef] = &[
     &vision::DEFORM_CONV,
     &vision::ROI_ALIGN,
     &vision::MAX_ROI_POOL,
+    #[cfg(feature = "image")]
+    &vision::IMAGE_DECODER,
     // signal/
     &signal::DFT,
     &signal::STFT,
