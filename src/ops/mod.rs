@@ -73,6 +73,8 @@ pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
 pub use program::{CompileOptions, Program, RunContext};
 pub use registry::{MissingOp, OpRegistry};
 pub use threads::Threads;
+#[cfg(feature = "image")]
+pub use vision::fuzz_images;
 
 /// Every operator, by family file.
 pub static TABLE: &[&OpDef] = &[

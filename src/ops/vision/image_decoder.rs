@@ -145,6 +145,11 @@ fn decode(bytes: &[u8], pixels: PixelFormat) -> Result<Tensor> {
     Tensor::new([height, width, pixels.channels()], bytes)
 }
 
+/// Decodes `bytes` as an image and drops the outcome; for fuzzing.
+pub fn fuzz_images(bytes: &[u8]) {
+    drop(decode(bytes, PixelFormat::Grayscale));
+}
+
 /// The luma of BT.601 in whole numbers of 1/65536, as the reference rounds it.
 fn luma([r, g, b]: [u8; 3]) -> u8 {
     let sum = 19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b);
@@ -267,6 +272,9 @@ mod tests {
     fn damaged_images_never_panic() {
         let mut mutator = crate::import::mutate::Mutator::new(20);
         let mut read = 0;
+        for length in 0..200 {
+            fuzz_images(&mutator.mutate(&vec![0; length]));
+        }
         for format in LOSSLESS.into_iter().chain([ImageFormat::Jpeg]) {
             let file = encode(picture(), format);
             for _ in 0..400 {

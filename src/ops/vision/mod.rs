@@ -14,6 +14,8 @@ pub(super) use deform_conv::DEFORM_CONV;
 pub(super) use grid_sample::GRID_SAMPLE;
 #[cfg(feature = "image")]
 pub(super) use image_decoder::IMAGE_DECODER;
+#[cfg(feature = "image")]
+pub use image_decoder::fuzz_images;
 pub(super) use roi::{MAX_ROI_POOL, ROI_ALIGN};
 
 /// The value between the four pixels around a point of a plane of `height` × `width`; what is
