@@ -1,7 +1,8 @@
 //! Convolution on one thread, beside the multiply-add peak measured in the same run.
 //!
 //! `cargo bench --bench conv [-- WORD..]` prints, for the layers whose name contains a word,
-//! milliseconds (best and median), GFLOP/s of the best and its share of the peak; taps that fall
+//! milliseconds (best and median), GFLOP/s of the best, and the median share of the peak that was
+//! measured right before each round; taps that fall
 //! on padding are counted.
 
 #![allow(clippy::print_stdout)]
@@ -52,15 +53,15 @@ fn main() {
         let packed = PackedConv::new(&weights, oc, ic, groups, window).expect("sizes match");
         let mut out = vec![0.0; oc * out_size[0] * out_size[1]];
         let taps = ic / groups * kernel[0] * kernel[1];
-        let flops = 2.0 * (out.len() * taps) as f64 / 1e9;
+        let flops = 2.0 * (out.len() * taps) as f64;
         for activation in [Activation::Relu, Activation::HardSwish] {
             let epilogue = ConvEpilogue { bias: Some(&bias), activation, ..Default::default() };
-            let (best, median) = time(|| {
+            let t = time(flops, || {
                 conv2d(&x, 1, size, &packed, &epilogue, &mut out, &Serial).expect("sizes match");
                 black_box(&mut out);
             });
-            let (rate, share) = (flops / best, 100.0 * flops / best / peak);
-            let (b, m) = (best * 1e3, median * 1e3);
+            let (rate, share) = (flops / t.best / 1e9, 100.0 * t.share);
+            let (b, m) = (t.best * 1e3, t.median * 1e3);
             let act = format!("{activation:?}");
             println!(
                 "{name:20} {act:10} {b:8.3} best {m:8.3} median ms {rate:7.1} GFLOP/s {share:5.1} %"

@@ -339,6 +339,17 @@ impl Placed {
         self.map.notices().iter().map(Notice::to_string).collect()
     }
 
+    /// Lets what is compiled from now on measure each node.
+    pub(super) fn measure_nodes(&mut self) {
+        self.options.profile = true;
+    }
+
+    /// How many actors a pipeline has.
+    pub(super) fn actors(&self, split: &Segmentation) -> usize {
+        let replicas = |s: usize| self.replicas.get(&s).copied().unwrap_or(1);
+        (0..split.segments().len()).map(replicas).sum()
+    }
+
     /// The extent of a symbol, if a shape tells it.
     pub(super) fn symbol(&self, name: &str) -> Option<i64> {
         self.symbols.get(name).copied()

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::params::ParamValue;
 use super::prepared::{Prepared, Sealed, optimised, tensor_for};
+use super::profile::GraphProfile;
 use super::stage::{caught, checked, local, on_host};
 use crate::device::{DeviceId, Instance, InstanceOptions};
 use crate::error::{ErrorKind, Result, bail, err};
@@ -335,6 +336,12 @@ impl HeteroExecutable {
 
     pub(crate) fn prepared(&self) -> &Prepared {
         &self.prepared
+    }
+
+    /// What each node did until now, on all threads; `None` unless it was compiled with
+    /// [`CompileOptions::profile`].
+    pub fn node_profile(&self) -> Option<GraphProfile> {
+        self.prepared.profile()
     }
 
     /// How many segments there are.

@@ -12,6 +12,7 @@ use brigade_actors as actors;
 use super::batch::BatchAxes;
 use super::executable::HeteroExecutable;
 use super::prepared::Prepared;
+use super::profile::GraphProfile;
 use super::stage::{item_error, on_host};
 use super::state::{State, StateBinding};
 use crate::error::{Error, ErrorKind, Result, bail, err};
@@ -141,6 +142,12 @@ impl Pipeline {
             results.push(result?);
         }
         axes.join(results)
+    }
+
+    /// What each node did until now, in all actors and in the sequential executor of this pipeline;
+    /// `None` unless it was built with [`CompileOptions::profile`](crate::CompileOptions::profile).
+    pub fn node_profile(&self) -> Option<GraphProfile> {
+        self.inner.prepared.profile()
     }
 
     /// Along which axes a batch is cut and joined.

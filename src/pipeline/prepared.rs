@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::profile::{GraphProfile, ProfiledSegment};
 use super::stage::{caught, deliveries};
 use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
 use crate::error::{Error, ErrorKind, Result, bail, err};
@@ -129,6 +130,22 @@ impl Prepared {
     /// Where each output of this segment is needed.
     pub(crate) fn deliveries(&self, segment: usize) -> &[Delivery] {
         self.deliveries.get(segment).map_or(&[], Vec::as_slice)
+    }
+
+    /// What the segments did, node by node; `None` unless that is measured.
+    pub(crate) fn profile(&self) -> Option<GraphProfile> {
+        if !self.options.profile {
+            return None;
+        }
+        let sealing = self.sealing();
+        let segments = self.split.segments().iter().zip(&sealing.compiled);
+        let segments = segments.map(|(segment, compiled)| ProfiledSegment {
+            segment: segment.index,
+            device: segment.device.clone(),
+            threads: self.threads(&segment.device),
+            profile: compiled.as_ref().and_then(|c| c.profile()),
+        });
+        Some(GraphProfile { segments: segments.collect() })
     }
 
     /// The kernel threads of each actor on a device.
