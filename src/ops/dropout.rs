@@ -133,7 +133,7 @@ fn cases() -> Vec<Case> {
             .input(filled(&[4], &[1.0_f32, 2.0, 3.0, 4.0]))
             .input(filled(&[], &[0.55_f32]))
             .input(filled(&[], &[true]))
-            .output(filled(&[4], &[0.0_f32, 4.444_444_4, 6.666_666_7, 0.0]))
+            .output(filled(&[4], &[0.0_f32, 4.444_444, 6.666_666_7, 0.0]))
             .output(filled(&[4], &[false, true, true, false]))
             .close(0.0, 1e-6),
     ]
