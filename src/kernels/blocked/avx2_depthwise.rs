@@ -199,7 +199,8 @@ unsafe fn positions<const P: usize>(
     let mut acc = [[bias]; P];
     let first = (x * r.stride + taps.start * r.dilation).wrapping_sub(r.pad);
     for ky in 0..r.rows {
-        let mut from = r.x.as_ptr().wrapping_add(first.wrapping_mul(BLOCK) + ky * r.row);
+        let mut from =
+            r.x.as_ptr().wrapping_add(first.wrapping_mul(BLOCK).wrapping_add(ky * r.row));
         let mut w = r.weights.as_ptr().wrapping_add((ky * r.taps + taps.start) * BLOCK);
         for _ in taps.clone() {
             // SAFETY: the caller's promise.
