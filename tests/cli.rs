@@ -638,6 +638,25 @@ fn inspect_tells_what_a_model_is_made_of() {
     assert!(told.contains("f32[N,32,8,8]"), "{told}");
     let output = brigade(&words("inspect {m} --after-passes", &[("m", &model)]));
     assert!(text(&output.stdout).contains("after the passes"));
+    // With a shape, the batch is a number throughout.
+    let name = document["inputs"][0]["name"].as_str().unwrap();
+    let shape = format!("{name}=5,1,8,8");
+    let path = model.to_str().unwrap();
+    let document = json(&brigade(&["inspect", path, "--shapes", "--json", "--shape", &shape]));
+    assert_eq!(document["inputs"][0]["fact"], "f32[5,1,8,8]");
+    for row in document["shapes"].as_array().unwrap() {
+        assert!(row["outputs"][0]["fact"].as_str().unwrap().starts_with("f32[5,"), "{row}");
+    }
+    let shape = format!("{name}=5,3,8,8");
+    let output = brigade(&["inspect", path, "--shape", &shape]);
+    assert!(text(&output.stderr).contains("is declared f32[N,1,8,8]"), "{}", text(&output.stderr));
+    // Bound, an input is a constant.
+    let file = std::env::temp_dir().join(format!("brigade-inspect-{}.npy", std::process::id()));
+    write_npy(&file, &Tensor::zeros(DType::F32, [2, 1, 8, 8]).unwrap()).unwrap();
+    let bound = format!("{name}={}", file.display());
+    let output = brigade(&["inspect", path, "--json", "--bind", &bound]);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(json(&output)["inputs"], Value::Array(vec![]));
 }
 
 /// A safetensors file with one tensor, and a GGUF file with one value and one tensor.

@@ -209,7 +209,7 @@ impl Pool {
         let cutter = Cutter::new(placed)?;
         for Item { stem, inputs } in items.iter() {
             let parts = inputs.and_then(|i| cutter.cut(i));
-            let parts = parts.map_err(|e| e.within(&format!("item `{stem}`")))?;
+            let parts = parts.map_err(|e| e.of_item(&stem))?;
             let size: u64 = parts.iter().flatten().map(|(_, v)| v.bytes() as u64).sum();
             if pool.bytes + size > MOST_BYTES && !pool.items.is_empty() {
                 let n = pool.items.len();

@@ -37,7 +37,7 @@ pub(super) struct Args {
     )]
     cases: Option<PathBuf>,
     /// A folder of ONNX test data, or a folder of them: each has a `model.onnx` and folders
-    /// `test_data_set_…`
+    /// `test_data_set_…`, or is `NAME.onnx` beside `NAME_output_0.pb`
     #[arg(long, value_name = "DIR")]
     onnx_tests: Option<PathBuf>,
     /// With --onnx-tests: only the tests whose name contains this

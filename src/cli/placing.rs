@@ -320,7 +320,7 @@ fn cpus(count: usize) -> Vec<DeviceId> {
 }
 
 /// Arguments by the name of their input.
-fn by_name<T, U>(
+pub(super) fn by_name<T, U>(
     flag: &str,
     graph: &Graph,
     given: &[Named<T>],

@@ -389,5 +389,5 @@ impl<'a> Sink<'a> {
 }
 
 fn named(stem: &str, error: Error) -> Error {
-    error.within(&format!("item `{stem}`"))
+    error.of_item(&stem)
 }

@@ -36,6 +36,7 @@ mod gather;
 mod identity;
 mod loss;
 mod matmul;
+mod mersenne;
 mod ml;
 mod movement;
 mod non_max_suppression;
@@ -74,6 +75,8 @@ pub use profile::{NodeProfile, Profiler, Recorder, SegmentProfile};
 pub use program::{CompileOptions, Program, RunContext};
 pub use registry::{MissingOp, OpRegistry};
 pub use threads::Threads;
+#[cfg(feature = "image")]
+pub use vision::fuzz_images;
 
 /// Every operator, by family file.
 pub static TABLE: &[&OpDef] = &[
@@ -362,6 +365,8 @@ pub static TABLE: &[&OpDef] = &[
     &vision::DEFORM_CONV,
     &vision::ROI_ALIGN,
     &vision::MAX_ROI_POOL,
+    #[cfg(feature = "image")]
+    &vision::IMAGE_DECODER,
     // signal/
     &signal::DFT,
     &signal::STFT,

@@ -1,4 +1,4 @@
-//! Computes nodes whose inputs are all constant.
+//! Computes nodes whose inputs are all constant, but for those that draw random numbers.
 
 use super::become_constant;
 use crate::error::Result;
@@ -18,6 +18,7 @@ pub(super) fn run(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Resu
         let node = &graph.nodes[i];
         let constant = |v: &crate::graph::ValueId| graph.value(*v).constant.is_some();
         let foldable = node.makes().next().is_some()
+            && !node.is_random()
             && node.inputs.iter().flatten().all(constant)
             && (node.inputs.iter().flatten().next().is_some() || node.op == "Constant");
         if !foldable {

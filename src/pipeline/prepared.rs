@@ -174,6 +174,12 @@ impl Prepared {
         &self.inputs
     }
 
+    /// Whether nothing that an item brings says when the first segment fires: the graph has no
+    /// inputs, so that its items are given something that stands for them.
+    pub(crate) fn needs_start(&self) -> bool {
+        self.inputs.is_empty() && !self.split.segments().is_empty()
+    }
+
     fn sealing(&self) -> MutexGuard<'_, Sealing> {
         self.sealing.lock().unwrap_or_else(PoisonError::into_inner)
     }
