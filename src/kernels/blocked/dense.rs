@@ -43,7 +43,7 @@ pub(super) fn portable(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
 
 #[cfg(target_arch = "x86_64")]
 mod tiles {
-    use super::super::avx2::{Finish, Tile, run_tiles};
+    use super::super::avx2::{Finish, Loop, Tile, run_tiles};
     use super::super::{BLOCK, Call, ConvInput, taps_inside};
     use crate::kernels::aligned::AlignedF32;
     use crate::kernels::math::{activate_on, add_on};
@@ -61,11 +61,12 @@ mod tiles {
     /// Floats that no unit may pass: dilations can be any number.
     const MOST_FLOATS: usize = 1 << 25;
     /// Outputs of a unit, in one block of channels.
-    const UNIT_POSITIONS: usize = 512;
+    const UNIT_POSITIONS: usize = 2048;
     /// Floats of weights that one pass over a unit reads: under half of a first-level cache.
     const PIECE_FLOATS: usize = 3584;
-    /// Positions of a tile with 1, 2, … blocks of output channels: twelve sums fill the registers.
-    const TILE: [usize; 4] = [8, 6, 4, 3];
+    /// Positions of a tile with 1, 2, … blocks of output channels: twelve sums, the weights of
+    /// each block and an input fill the registers.
+    const TILE: [usize; 4] = [8, 6, 4, 2];
     /// Widths of units are multiples of this, so that whole tiles fill them.
     const WIDTH_STEP: usize = 12;
 
@@ -301,6 +302,7 @@ mod tiles {
             let out_blocks = c.out_channels / BLOCK;
             let row_weights = kw * inner * BLOCK;
             let (w_in, w_out) = (kh * row_weights, self.blocks * kh * row_weights);
+            let x_tap = dx * if inner == 1 { self.unroll } else { inner };
             let mut runs = Vec::new();
             for span in spans {
                 let tile = TILE[span.blocks - 1];
@@ -340,16 +342,18 @@ mod tiles {
                                 residual.filter(|_| last && !epilogue.residual_after_activation);
                             let t = Tile {
                                 x: base.wrapping_add(first * inner + g * plane),
-                                x_block: plane,
-                                x_row: dy * row,
-                                x_tap: if self.inner == 1 { dx * self.unroll } else { dx * inner },
+                                loops: Loop::nest(
+                                    Loop {
+                                        count: end - g,
+                                        x: plane,
+                                        w: w_in - ys.len() * row_weights,
+                                    },
+                                    Loop { count: ys.len(), x: dy * row, w: 0 },
+                                    Loop { count: self.repeats, x: x_tap, w: 0 },
+                                ),
                                 step: sx * inner,
                                 w: weights[g * w_in + ys.start * row_weights..].as_ptr(),
                                 w_out,
-                                w_in,
-                                blocks: end - g,
-                                rows: ys.len(),
-                                taps: self.repeats,
                                 out: out.wrapping_add(at),
                                 out_block: out_plane,
                                 bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
