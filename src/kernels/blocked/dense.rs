@@ -43,7 +43,7 @@ pub(super) fn portable(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
 
 #[cfg(target_arch = "x86_64")]
 mod tiles {
-    use super::super::avx2::{Finish, Loop, Tile, run_tiles};
+    use super::super::avx2::{Finish, LINE, Loop, Tile, fetch, run_tiles};
     use super::super::{BLOCK, Call, ConvInput, taps_inside};
     use crate::kernels::aligned::AlignedF32;
     use crate::kernels::math::{activate_on, add_on};
@@ -304,7 +304,7 @@ mod tiles {
             let (w_in, w_out) = (kh * row_weights, self.blocks * kh * row_weights);
             let x_tap = dx * if inner == 1 { self.unroll } else { inner };
             let mut runs = Vec::new();
-            for span in spans {
+            for (i, span) in spans.iter().enumerate() {
                 let tile = TILE[span.blocks - 1];
                 self.runs(&xs, tile, &strips, &mut runs);
                 let block = group * (out_blocks / c.groups) + span.first;
@@ -316,7 +316,22 @@ mod tiles {
                 let mut g = 0;
                 while g < self.blocks {
                     let end = (g + piece).min(self.blocks);
-                    for y in rows.clone() {
+                    // The weights of the next piece, or of the next span's first, are asked for
+                    // a row at a time.
+                    let next = match spans.get(i + 1) {
+                        _ if end < self.blocks => Some((block, span.blocks, end)),
+                        Some(s) => Some((block + span.blocks, s.blocks, 0)),
+                        None => None,
+                    };
+                    for (row, y) in rows.clone().enumerate() {
+                        if let Some((block, blocks, from)) = next {
+                            let part = split_range(piece * w_in, rows.len(), row, LINE);
+                            for b in block..block + blocks {
+                                let end = (b + 1) * w_out;
+                                let at = b * w_out + from * w_in;
+                                fetch(c.weights.get(at + part.start..(at + part.end).min(end)));
+                            }
+                        }
                         let ys = taps_inside(y, self.size[0], kh, sy, dy, pads[0]);
                         // With no row of taps inside, the pointer is never read.
                         let iy = (y * sy + ys.start * dy).saturating_sub(pads[0]);
