@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::console::Console;
 use super::failure::{Failure, Outcome};
-use super::placing::Placing;
+use super::placing::{Keep, Placing};
 use super::table::{row, table};
 use crate::bench::{self, PipelineReport};
 use crate::check::{
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             }
         }
     }
-    let placed = match args.placing.load(model, console) {
+    let mut placed = match args.placing.load(model, console) {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
@@ -127,9 +127,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let streamed = args.placing.is_given();
     console.notice(&placed.origin);
     let spawned = if streamed {
-        placed.pipeline(TRACE_EVENTS).map(|p| (p.sequential(), Some(p)))
+        placed.pipeline(TRACE_EVENTS, Keep::Nothing).map(|p| (p.sequential(), Some(p)))
     } else {
-        placed.sequential().map(|s| (s, None))
+        placed.sequential(Keep::Nothing).map(|s| (s, None))
     };
     let (sequential, pipeline) = match spawned {
         Ok(both) => both,

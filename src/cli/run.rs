@@ -13,7 +13,7 @@ use super::console::Console;
 use super::cutter::Cutter;
 use super::failure::{Failure, Outcome};
 use super::items::{Item, Items, Source};
-use super::placing::Placing;
+use super::placing::{Keep, Placing};
 use super::results::{Results, describe};
 use super::{memory::Memory, model};
 use crate::bench::{self, PipelineReport, ProfileReport};
@@ -125,6 +125,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let split = placed.split()?;
     let plan = placed.report(&split);
     let memory = placed.memory(&split, args.sequential);
+    let actors = if args.sequential { 1 } else { placed.actors(&split) };
+    drop(split);
     console.notice(&placed.origin);
     console.detail(&plan.to_string());
     console.notice(&memory.to_string());
@@ -133,7 +135,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let mut digests = HashMap::new();
     let mut differing = Vec::new();
     let ran = if args.sequential {
-        let executable = placed.sequential()?;
+        let executable = placed.sequential(Keep::Nothing)?;
         // If it fails, it fails again below.
         let _ = first.map(|inputs| executable.run_values(inputs));
         let before = executable.node_profile();
@@ -143,7 +145,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         })?;
         sink.finish(executable.node_profile(), before)
     } else {
-        let pipeline = placed.pipeline(if args.trace.is_some() { TRACE_EVENTS } else { 0 })?;
+        let events = if args.trace.is_some() { TRACE_EVENTS } else { 0 };
+        let pipeline = placed.pipeline(events, Keep::Nothing)?;
         if args.compare {
             let seconds = run_sequential(
                 &pipeline.sequential(),
@@ -177,7 +180,6 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         }
         ran
     };
-    let actors = if args.sequential { 1 } else { placed.actors(&split) };
     let profile = ran.profile.as_ref().map(|p| ProfileReport::new(p, ran.seconds, actors));
     let profile = profile.transpose()?;
 

@@ -193,6 +193,13 @@ impl Segmentation {
         &self.segments
     }
 
+    /// Forgets the weights of segments that have been compiled.
+    pub(crate) fn release_constants(&mut self) {
+        for segment in &mut self.segments {
+            segment.graph.release_constants();
+        }
+    }
+
     /// Everything that goes from one segment to another, by producer.
     pub fn edges(&self) -> &[Edge] {
         &self.edges

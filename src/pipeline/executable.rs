@@ -375,7 +375,8 @@ impl HeteroExecutable {
         report
     }
 
-    /// The graph that the placement is of, after the passes.
+    /// The graph that the placement is of, after the passes. Constants of 16 KiB and more have no
+    /// contents in it any more, unless the graph has parameters: the compiled segments hold them.
     pub fn graph(&self) -> &Graph {
         self.prepared.graph()
     }

@@ -91,7 +91,7 @@ impl Prepared {
             .collect();
         let count = split.segments().len();
         let deliveries = deliveries(&split, &devices);
-        let prepared = Self {
+        let mut prepared = Self {
             graph,
             split,
             devices,
@@ -109,10 +109,15 @@ impl Prepared {
         if prepared.graph.unbound_params().next().is_none() {
             prepared.seal()?;
         }
+        // Where a parameter can be bound anew, the segment is compiled again from its graph.
+        if !prepared.graph.values().iter().any(|v| v.param) {
+            prepared.graph.release_constants();
+            prepared.split.release_constants();
+        }
         Ok(prepared)
     }
 
-    /// The optimised graph.
+    /// The optimised graph; without the contents of large constants if it has no parameters.
     pub(crate) fn graph(&self) -> &Graph {
         &self.graph
     }

@@ -10,6 +10,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_depthwise;
 mod dense;
 mod depthwise;
 mod pool;

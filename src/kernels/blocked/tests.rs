@@ -214,7 +214,10 @@ impl Case {
             assert_close(&one, &want, tolerance, &what);
             assert_same_bits(&self.run(isa, pool), &one, &what);
         }
-        assert_close(&self.run_plain(), &want, tolerance, "plain convolution");
+        // The plain convolution materialises padded rows, so it is left out beyond usual sizes.
+        if self.window.dilations[1] < 100 {
+            assert_close(&self.run_plain(), &want, tolerance, "plain convolution");
+        }
     }
 }
 
@@ -420,6 +423,23 @@ fn wrong_arguments_are_refused() {
     assert!(to_blocked(&[0.0; 32], 1, 8, 5, &mut out, &Serial).is_err());
     assert!(from_blocked(&[0.0; 128], 1, 8, 5, &mut out, &Serial).is_err());
     assert_eq!(out, [5.0; 32]);
+}
+
+/// Taps so far apart that no copy of the columns between them could be held.
+#[test]
+fn vast_dilations_are_computed() {
+    let mut rng = Rng::new(110);
+    let far = 1 << 27;
+    let window = Window { dilations: [1, far], pads: [0, far, 0, far], ..Window::new([1, 3]) };
+    for (form, channels) in [
+        (Form::Dense, [16, 8, 1]),
+        (Form::Plain, [3, 8, 1]),
+        (Form::Depthwise, [8, 8, 8]),
+        (Form::Grouped, [16, 16, 2]),
+    ] {
+        let case = Case::new(&mut rng, form, channels, 1, [2, 9], window).unwrap();
+        case.check(5e-6, &three_threads());
+    }
 }
 
 #[test]
