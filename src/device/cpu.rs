@@ -66,7 +66,7 @@ impl Device for CpuDevice {
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
         super::check_threads(options.threads)?;
-        passes::optimise_segment(&mut graph, &self.ops, options)
+        passes::optimise_cpu_segment(&mut graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;
         let program = Program::compile(&graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;

@@ -19,6 +19,7 @@ pub(crate) mod window;
 
 mod array;
 mod attention;
+pub(crate) mod blocked;
 mod cast;
 mod composite;
 mod concat;

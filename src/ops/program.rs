@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::profile::{Recorder, Subject};
-use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads};
+use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads, blocked};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node, ValueId};
 use crate::tensor::{BufferPool, Tensor, Value};
@@ -47,6 +47,8 @@ struct Step {
     op: String,
     /// What a user's kernel is held to.
     promised: Option<Promised>,
+    /// The spatial axes of the outputs' plain form, where they are blocked.
+    blocked: Option<usize>,
     /// What a profile needs to know, if one is wanted.
     subject: Option<Box<Subject>>,
 }
@@ -137,6 +139,7 @@ impl Program {
             None => Source::Slot { slot: v.index(), last: last_use[v.index()] == step },
         };
         let mut read_constants = vec![false; constants.len()];
+        let mut blocked_axes: Vec<Option<usize>> = vec![None; graph.values().len()];
         let mut steps = Vec::with_capacity(graph.nodes().len());
         for (i, node) in graph.nodes().iter().enumerate() {
             let at = |e: crate::Error| e.with_node(&node.name, &node.op);
@@ -181,6 +184,10 @@ impl Program {
                     inputs[a] = Source::Slot { slot, last: false };
                 }
             }
+            let blocked = blocked::spatial_axes_of(node, &facts, &|v| blocked_axes[v.index()]);
+            for v in node.makes() {
+                blocked_axes[v.index()] = blocked;
+            }
             steps.push(Step {
                 kernel,
                 inputs,
@@ -188,6 +195,7 @@ impl Program {
                 name: node.name.clone(),
                 op: node.op.clone(),
                 promised: registry.is_added(def).then(|| Promised::new(def, node, graph)),
+                blocked,
                 subject: options.profile.then(|| {
                     Box::new(Subject { node: node.clone(), cost: def.cost, constants: known })
                 }),
@@ -226,10 +234,11 @@ impl Program {
     /// # Errors
     /// If an input is not what was declared, or a kernel fails; names the node and its inputs.
     pub fn run(&self, inputs: Vec<Value>, context: &RunContext) -> Result<Vec<Value>> {
-        self.run_observed(inputs, context, &mut |_, _, _| {})
+        self.run_steps(inputs, context, None)
     }
 
-    /// As [`Self::run`]; `observe` sees the name, operator and outputs of each node.
+    /// As [`Self::run`]; `observe` sees the name, operator and outputs of each node, these always
+    /// in the layout that the node's operator states: what is blocked inside is given plain.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -238,6 +247,15 @@ impl Program {
         inputs: Vec<Value>,
         context: &RunContext,
         observe: &mut dyn FnMut(&str, &str, &[Value]),
+    ) -> Result<Vec<Value>> {
+        self.run_steps(inputs, context, Some(observe))
+    }
+
+    fn run_steps(
+        &self,
+        inputs: Vec<Value>,
+        context: &RunContext,
+        mut observe: Option<&mut dyn FnMut(&str, &str, &[Value])>,
     ) -> Result<Vec<Value>> {
         if inputs.len() != self.inputs.len() {
             bail!(Missing, "{} inputs are needed, {} given", self.inputs.len(), inputs.len());
@@ -288,7 +306,12 @@ impl Program {
                 )
                 .with_node(&step.name, &step.op));
             }
-            observe(&step.name, &step.op, &made);
+            if let Some(observe) = &mut observe {
+                match step.blocked {
+                    Some(axes) => observe(&step.name, &step.op, &plain(&made, axes)?),
+                    None => observe(&step.name, &step.op, &made),
+                }
+            }
             for (slot, value) in step.outputs.iter().zip(made.drain(..)) {
                 if let Some(slot) = slot {
                     slots[*slot] = Some(value);
@@ -336,6 +359,11 @@ impl Program {
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
+}
+
+/// Blocked values in plain form.
+fn plain(values: &[Value], spatial_axes: usize) -> Result<Vec<Value>> {
+    values.iter().map(|v| Ok(blocked::unblock(v.tensor()?, spatial_axes)?.into())).collect()
 }
 
 impl Program {

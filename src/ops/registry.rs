@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{OpDef, TABLE};
+use super::{OpDef, TABLE, blocked};
 use crate::error::{Error, ErrorKind, Result, err};
 use crate::graph::{Graph, Node};
 use crate::tensor::DType;
@@ -72,12 +72,12 @@ impl OpRegistry {
         self.added.contains(&(def.domain, def.name))
     }
 
-    /// The operator of a node.
+    /// The operator of a node; also those that only passes put into a graph.
     ///
     /// # Errors
     /// If it is not here.
     pub fn require(&self, node: &Node) -> Result<&'static OpDef> {
-        self.get(&node.domain, &node.op).ok_or_else(|| {
+        self.get(&node.domain, &node.op).or_else(|| blocked::internal(node)).ok_or_else(|| {
             err!(
                 Unsupported,
                 "operator {} (version {}) is not implemented",

@@ -4,6 +4,7 @@
 //! again and again until nothing changes; a pass is left out by its name
 //! ([`CompileOptions::disabled_passes`]).
 
+mod blocked_layout;
 mod captures;
 mod fold_constants;
 mod fold_shapes;
@@ -35,12 +36,14 @@ pub struct Pass {
 }
 
 /// What a pass runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Scope {
     /// Whole graphs, before they are placed, and segments.
     Everywhere,
     /// Segments only: it merges nodes, which a placement may have put on different devices.
     Segments,
+    /// Segments of a CPU, once, after all other passes: it writes them in the kernels' terms.
+    Cpu,
 }
 
 /// Every pass, in the order in which they run.
@@ -101,6 +104,13 @@ pub static PASSES: &[Pass] = &[
         in_subgraphs: true,
         scope: Scope::Segments,
     },
+    Pass {
+        name: "blocked-layout",
+        summary: "keeps values between convolutions in blocks of 8 channels",
+        run: blocked_layout::run,
+        in_subgraphs: true,
+        scope: Scope::Cpu,
+    },
 ];
 
 /// How many changes each pass made.
@@ -138,6 +148,19 @@ pub fn optimise_segment(
     run(graph, registry, options, Scope::Segments)
 }
 
+/// As [`optimise_segment`], for a segment that the CPU's kernels run: also chooses the layout of
+/// its values.
+///
+/// # Errors
+/// As [`optimise`].
+pub fn optimise_cpu_segment(
+    graph: &mut Graph,
+    registry: &OpRegistry,
+    options: &CompileOptions,
+) -> Result<PassReport> {
+    run(graph, registry, options, Scope::Cpu)
+}
+
 fn run(
     graph: &mut Graph,
     registry: &OpRegistry,
@@ -154,13 +177,16 @@ fn run(
     registry.check(graph)?;
     let passes: Vec<&Pass> = PASSES
         .iter()
-        .filter(|p| p.scope == Scope::Everywhere || scope == Scope::Segments)
+        .filter(|p| p.scope <= scope)
         .filter(|p| !options.disabled_passes.iter().any(|d| d == p.name))
         .collect();
     let mut report = PassReport { changes: passes.iter().map(|p| (p.name, 0)).collect() };
-    for _ in 0..ROUNDS {
+    let mut round = |graph: &mut Graph, last: bool| -> Result<usize> {
         let mut changed = 0;
         for (pass, (_, count)) in passes.iter().zip(&mut report.changes) {
+            if last != (pass.scope == Scope::Cpu) {
+                continue;
+            }
             let known = infer_graph(graph, registry)?;
             let n = apply(pass, graph, &known, registry)?;
             *count += n;
@@ -169,7 +195,10 @@ fn run(
                 graph.compact();
             }
         }
-        if changed == 0 {
+        Ok(changed)
+    };
+    for _ in 0..ROUNDS {
+        if round(graph, false)? == 0 {
             break;
         }
     }
@@ -177,6 +206,9 @@ fn run(
     infer_graph(graph, registry)?;
     // Dtypes are known only now.
     registry.check(graph)?;
+    if round(graph, true)? > 0 {
+        infer_graph(graph, registry)?;
+    }
     graph.validate()?;
     Ok(report)
 }

@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Extents, GROUP, TYPES, cost, group, infer, plain};
+use super::{
+    Extents, GROUP, TYPES, cost, extents_of_any, group, infer, kernel_size, kernel_window, plain,
+};
 use crate::error::{Result, bail};
-use crate::kernels::{Activation, ConvEpilogue, PackedConv, Window, conv2d};
+use crate::graph::Dim;
+use crate::kernels::{Activation, ConvEpilogue, PackedConv, conv2d};
 use crate::ops::batch::{self, BatchFlow, BatchQuery};
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::def::types::F32S;
 use crate::ops::epilogue::{self, ACTIVATION, ACTIVATION_PARAMS, RESIDUAL_AFTER};
-use crate::ops::window::{
-    AUTO_PAD, DILATIONS, KERNEL_SHAPE, PADS, STRIDES, WindowAttributes, padded_axes,
-};
+use crate::ops::window::{AUTO_PAD, DILATIONS, KERNEL_SHAPE, PADS, STRIDES, WindowAttributes};
 use crate::ops::{CpuKernel, Io, OpDef, Port, Prepare};
 use crate::tensor::{DType, Shape, Tensor, cast};
 
@@ -65,7 +66,7 @@ pub(in crate::ops) static FUSED_CONV: OpDef = OpDef {
     cases: fused_cases,
 };
 
-fn fused_batch(q: &BatchQuery<'_>) -> BatchFlow {
+pub(in crate::ops) fn fused_batch(q: &BatchQuery<'_>) -> BatchFlow {
     let axis = |i: usize| q.axes.get(i).copied().flatten();
     if axis(1).is_some() || axis(2).is_some() {
         return Err("the weights carry the batch".to_owned());
@@ -112,7 +113,9 @@ impl Conv {
             Some(w) if w.dtype() != DType::F64 && w.rank() > 2 => {
                 let w = cast(w, DType::F32)?;
                 let shape = w.shape().clone();
-                let fixed = Weights::pack_fixed(&w, groups, &window)?.map(Arc::new);
+                let x = p.facts.first().and_then(Option::as_ref);
+                let x = x.and_then(|f| f.shape.as_deref());
+                let fixed = Weights::pack_fixed(&w, groups, &window, x)?.map(Arc::new);
                 let plain = fixed.is_none().then_some(w);
                 Some(Weights { shape, fixed, plain, met: Mutex::default() })
             }
@@ -174,27 +177,16 @@ impl Conv {
             residual_after_activation: self.residual_after,
             activation: self.activation,
         };
-        let [h, v] = padded_axes::<2>(&e.axes)?;
+        let size = kernel_size(&e, packed.window())?;
         let work = y.len().saturating_mul(shape[1..].iter().product());
         let threads = io.threads().for_work(work);
-        conv2d(x, e.batch, [h.size, v.size], &packed, &epilogue, y, threads)?;
+        conv2d(x, e.batch, size, &packed, &epilogue, y, threads)?;
         Ok(out)
     }
 }
 
-/// The window of one or two spatial axes.
-fn window_of(e: &Extents) -> Result<Window> {
-    let [h, v] = padded_axes::<2>(&e.axes)?;
-    Ok(Window {
-        kernel: [h.kernel, v.kernel],
-        strides: [h.stride, v.stride],
-        dilations: [h.dilation, v.dilation],
-        pads: [h.pads[0], v.pads[0], h.pads[1], v.pads[1]],
-    })
-}
-
 fn pack(weights: &[f32], e: &Extents) -> Result<PackedConv> {
-    Ok(PackedConv::new(weights, e.out_channels, e.in_channels, e.groups, window_of(e)?)?)
+    Ok(PackedConv::new(weights, e.out_channels, e.in_channels, e.groups, kernel_window(e)?)?)
 }
 
 impl Weights {
@@ -203,16 +195,12 @@ impl Weights {
         w: &Tensor,
         groups: usize,
         window: &WindowAttributes,
+        x: Option<&[Dim]>,
     ) -> Result<Option<PackedConv>> {
-        if w.rank() > 4 || window.is_same() {
+        if w.rank() > 4 || window.is_same() || w.shape()[1].checked_mul(groups).is_none() {
             return Ok(None);
         }
-        let Some(in_channels) = w.shape()[1].checked_mul(groups) else { return Ok(None) };
-        // Any input that is large enough has the same window.
-        let size = vec![1 << 29; w.rank() - 2];
-        let axes = window.resolve(&size, &window.kernel_of(Some(&w.shape()[2..]))?)?;
-        let out_channels = w.shape()[0];
-        let e = Extents { batch: 1, in_channels, out_channels, groups, axes };
+        let e = extents_of_any(window, w.shape(), groups, x)?;
         Ok(Some(pack(w.as_slice()?, &e)?))
     }
 
@@ -220,7 +208,7 @@ impl Weights {
         if let Some(fixed) = &self.fixed {
             return Ok(Arc::clone(fixed));
         }
-        let window = window_of(e)?;
+        let window = kernel_window(e)?;
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(form) = met.iter().find(|f| f.window() == window) {
             return Ok(Arc::clone(form));
@@ -413,4 +401,50 @@ fn fused_cases() -> Vec<Case> {
         ]
         .concat())),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fact, Graph};
+    use crate::ops::{CompileOptions, OpRegistry, Program, RunContext, infer_graph};
+
+    fn convolve(x: &Tensor, fact: Fact, w: &Tensor, pads: [i64; 4]) -> Tensor {
+        let mut g = Graph::new("g");
+        let input = g.add_input("x", fact).unwrap();
+        let w = g.add_constant("w", w.clone()).unwrap();
+        let y = g.add_value("y", Fact::unknown()).unwrap();
+        let node = g.add_node("conv", "Conv", [Some(input), Some(w)], [Some(y)]);
+        node.attributes.insert("pads".to_owned(), pads.to_vec().into());
+        g.set_outputs([y]);
+        let registry = OpRegistry::default();
+        infer_graph(&mut g, &registry).unwrap();
+        let program = Program::compile(&g, &registry, &CompileOptions::default()).unwrap();
+        let out = program.run(vec![x.clone().into()], &RunContext::default()).unwrap();
+        out[0].tensor().unwrap().clone()
+    }
+
+    #[test]
+    fn a_column_is_worked_on_as_the_row_that_it_is() {
+        let numbers = |shape: &[usize]| {
+            let n: usize = shape.iter().product();
+            Tensor::new(shape, (0..n).map(|i| (i * 37 % 101) as f32 / 7.0 - 6.0).collect()).unwrap()
+        };
+        let (x, w) = (numbers(&[2, 12, 301, 1]), numbers(&[20, 12, 5, 1]));
+        let row = (x.reshape([2, 12, 1, 301]).unwrap(), w.reshape([20, 12, 1, 5]).unwrap());
+        let want = convolve(&row.0, Fact::of(&row.0), &row.1, [0, 2, 0, 1]);
+        let got = convolve(&x, Fact::of(&x), &w, [2, 0, 1, 0]);
+        assert_eq!(got.shape()[..], [2, 20, 300, 1]);
+        assert_eq!(got.as_bytes(), want.as_bytes());
+        // Where the width is known only when it is fed, the result is the same but for rounding.
+        let dims = [Dim::of(2), Dim::of(12), Dim::symbol("H"), Dim::symbol("W")];
+        let later = convolve(&x, Fact::new(DType::F32, dims), &w, [2, 0, 1, 0]);
+        crate::ops::case::compare(&later, &got, 1e-4, 1e-5).unwrap();
+        // The kernel is given a row.
+        let window =
+            WindowAttributes::read(&Graph::default().add_node("n", "Conv", [], []).clone());
+        let e = Extents::new(x.shape(), w.shape(), 1, &window.unwrap()).unwrap();
+        assert_eq!(kernel_window(&e).unwrap().kernel, [1, 5]);
+        assert_eq!(kernel_size(&e, kernel_window(&e).unwrap()).unwrap(), [1, 301]);
+    }
 }

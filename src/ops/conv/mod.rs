@@ -5,7 +5,7 @@ mod integer;
 mod plain;
 mod transpose;
 
-pub(super) use direct::{CONV, FUSED_CONV};
+pub(super) use direct::{CONV, FUSED_CONV, fused_batch};
 pub(super) use integer::CONV_INTEGER;
 pub(super) use transpose::CONV_TRANSPOSE;
 
@@ -13,13 +13,14 @@ use super::cost::{Cost, CostQuery};
 use super::{AttributeDef, AttributeKind, Infer};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
-use crate::ops::window::{Axis, WindowAttributes};
+use crate::kernels::Window;
+use crate::ops::window::{Axis, WindowAttributes, padded_axes};
 use crate::tensor::{DType, Shape, element_count};
 
 const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::F64];
-const GROUP: AttributeDef = AttributeDef::optional("group", AttributeKind::Int);
+pub(super) const GROUP: AttributeDef = AttributeDef::optional("group", AttributeKind::Int);
 
-fn group(node: &Node) -> Result<usize> {
+pub(super) fn group(node: &Node) -> Result<usize> {
     let group = node.int_or("group", 1)?;
     match usize::try_from(group) {
         Ok(g) if g > 0 => Ok(g),
@@ -29,17 +30,22 @@ fn group(node: &Node) -> Result<usize> {
 
 /// The extents of one application.
 #[derive(Clone, Debug)]
-struct Extents {
-    batch: usize,
-    in_channels: usize,
-    out_channels: usize,
-    groups: usize,
-    axes: Vec<Axis>,
+pub(super) struct Extents {
+    pub(super) batch: usize,
+    pub(super) in_channels: usize,
+    pub(super) out_channels: usize,
+    pub(super) groups: usize,
+    pub(super) axes: Vec<Axis>,
 }
 
 impl Extents {
     /// The extents of a convolution of an input by weights of these shapes.
-    fn new(x: &[usize], w: &[usize], groups: usize, window: &WindowAttributes) -> Result<Self> {
+    pub(super) fn new(
+        x: &[usize],
+        w: &[usize],
+        groups: usize,
+        window: &WindowAttributes,
+    ) -> Result<Self> {
         let (&[batch, in_channels, ref size @ ..], &[out_channels, depth, ref kernel @ ..]) =
             (x, w)
         else {
@@ -70,7 +76,7 @@ impl Extents {
     }
 
     /// Refuses a bias that is not one value for each output channel.
-    fn check_bias(&self, bias: &[usize]) -> Result<()> {
+    pub(super) fn check_bias(&self, bias: &[usize]) -> Result<()> {
         if bias != [self.out_channels] {
             bail!(Shape, "the bias has shape {bias:?}, expected [{}]", self.out_channels);
         }
@@ -78,14 +84,88 @@ impl Extents {
     }
 }
 
+/// The extents over any input that is large enough, for what depends on the window alone; `x` is
+/// what is known of the input's extents.
+pub(super) fn extents_of_any(
+    window: &WindowAttributes,
+    w: &[usize],
+    groups: usize,
+    x: Option<&[Dim]>,
+) -> Result<Extents> {
+    const LARGE: usize = 1 << 29;
+    let in_channels = match w {
+        [_, depth, _, ..] => depth.checked_mul(groups),
+        _ => bail!(Shape, "weights of shape {w:?}: too few axes"),
+    };
+    let Some(in_channels) = in_channels else {
+        bail!(Limit, "weights of shape {w:?} in {groups} groups have too many channels");
+    };
+    let mut size = vec![LARGE; w.len() - 2];
+    if let (Some([_, _, h, v]), [_, _, _, 1]) = (x, w)
+        && v.as_fixed() == Some(1)
+        && h.as_fixed() != Some(1)
+    {
+        size[1] = 1;
+    }
+    let axes = window.resolve(&size, &window.kernel_of(Some(&w[2..]))?)?;
+    Ok(Extents { batch: 1, in_channels, out_channels: w[0], groups, axes })
+}
+
+/// The window of one or two spatial axes.
+pub(super) fn window_of(e: &Extents) -> Result<Window> {
+    let [h, v] = padded_axes::<2>(&e.axes)?;
+    Ok(Window {
+        kernel: [h.kernel, v.kernel],
+        strides: [h.stride, v.stride],
+        dilations: [h.dilation, v.dilation],
+        pads: [h.pads[0], v.pads[0], h.pads[1], v.pads[1]],
+    })
+}
+
+/// The window for a kernel, whose inner axis should be the long one: over a column (W = 1), which
+/// is a row in memory, it is turned.
+pub(super) fn kernel_window(e: &Extents) -> Result<Window> {
+    let window = window_of(e)?;
+    let column = match &e.axes[..] {
+        [h, v] => v.size == 1 && h.size != 1 && v.kernel == 1 && v.pads == [0, 0],
+        _ => false,
+    };
+    let Window { kernel, strides, dilations, pads } = window;
+    Ok(if column {
+        Window {
+            kernel: [1, kernel[0]],
+            strides: [1, strides[0]],
+            dilations: [1, dilations[0]],
+            pads: [0, pads[0], 0, pads[2]],
+        }
+    } else {
+        window
+    })
+}
+
+/// The height and width of an input for weights that were packed for this window.
+pub(super) fn kernel_size(e: &Extents, packed: Window) -> Result<[usize; 2]> {
+    let [h, v] = padded_axes::<2>(&e.axes)?;
+    if packed == window_of(e)? {
+        Ok([h.size, v.size])
+    } else if v.size == 1 {
+        Ok([1, h.size])
+    } else {
+        bail!(Shape, "input `X` is {} wide, it was declared to be one column", v.size)
+    }
+}
+
 /// The output of a convolution.
 fn infer(i: &mut Infer<'_>, dtype: Option<DType>) -> Result<()> {
+    let shape = i.shape(0).map(|x| output_dims(i, &x)).transpose()?;
+    i.set(0, dtype, shape);
+    Ok(())
+}
+
+/// The output's extents, for an input of these and the weights that are input 1.
+pub(super) fn output_dims(i: &mut Infer<'_>, x: &[Dim]) -> Result<Vec<Dim>> {
     let window = WindowAttributes::read(i.node)?;
     let groups = group(i.node)?;
-    let Some(x) = i.shape(0) else {
-        i.set(0, dtype, None);
-        return Ok(());
-    };
     if x.len() < 3 {
         bail!(Shape, "input `X` has {} axes, expected batch, channels and spatial axes", x.len());
     }
@@ -114,12 +194,11 @@ fn infer(i: &mut Infer<'_>, dtype: Option<DType>) -> Result<()> {
     };
     let mut shape = vec![x[0].clone(), channels];
     shape.extend(window.dims(i, &x[2..], &kernel)?);
-    i.set(0, dtype, Some(shape));
-    Ok(())
+    Ok(shape)
 }
 
 /// Two operations for each weight and output position.
-fn cost(q: &CostQuery<'_>) -> Cost {
+pub(in crate::ops) fn cost(q: &CostQuery<'_>) -> Cost {
     let depth = match q.inputs.get(1) {
         Some(Some((_, w))) if w.rank() > 1 => w[1..].iter().product(),
         _ => 1,

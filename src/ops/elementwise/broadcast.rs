@@ -145,7 +145,31 @@ impl<const N: usize> Broadcast<N> {
     }
 }
 
+/// Rows of fewer elements than this are worked on together, where one operand repeats its row:
+/// the channels of a pixel.
+const SHORT_ROW: usize = 32;
+
 impl Broadcast<2> {
+    /// The plan with the innermost outer axis made part of the runs, where along it rows that are
+    /// short move on in one input and repeat in the other; and which one that is.
+    fn tiled(&self) -> Option<(Self, usize)> {
+        let last = self.outer.last()?;
+        if self.step != [1, 1] || self.inner >= SHORT_ROW || last.extent < 2 {
+            return None;
+        }
+        let repeated = match last.strides {
+            [s, 0] if s == self.inner => 1,
+            [0, s] if s == self.inner => 0,
+            _ => return None,
+        };
+        let outer = &self.outer[..self.outer.len() - 1];
+        let outer = outer.iter().map(|a| Axis { extent: a.extent, strides: a.strides }).collect();
+        let mut step = [1, 1];
+        step[repeated] = 0;
+        let inner = self.inner * last.extent;
+        Some((Self { shape: self.shape.clone(), outer, inner, step }, repeated))
+    }
+
     /// `out[i] = f(a[i], b[i])`.
     pub(in crate::ops) fn zip<A: Copy + Sync, B: Copy + Sync, O: Copy + Send>(
         &self,
@@ -155,6 +179,16 @@ impl Broadcast<2> {
         out: &mut [O],
         f: impl Fn(A, B) -> O + Sync,
     ) {
+        if let Some((plan, repeated)) = self.tiled() {
+            let row = if plan.outer.is_empty() { self.inner } else { plan.inner };
+            spread(threads, out, row, |r, chunk| {
+                plan.for_runs(r * row, chunk, |[i, j], out| match repeated {
+                    1 => rows(out, &a[i..], &b[j..][..self.inner], &f),
+                    _ => rows(out, &b[j..], &a[i..][..self.inner], |y, x| f(x, y)),
+                });
+            });
+            return;
+        }
         let row = self.row();
         spread(threads, out, row, |r, chunk| {
             self.for_runs(r * row, chunk, |[i, j], out| match self.step {
@@ -189,6 +223,17 @@ impl Broadcast<2> {
         other: usize,
         f: impl Fn(T, T) -> T + Sync,
     ) {
+        if let Some((plan, repeated)) = self.tiled()
+            && repeated == other
+        {
+            let row = if plan.outer.is_empty() { self.inner } else { plan.inner };
+            spread(threads, x, row, |r, chunk| {
+                plan.for_runs(r * row, chunk, |at, x| {
+                    rows_in_place(x, &y[at[other]..][..self.inner], &f);
+                });
+            });
+            return;
+        }
         let row = self.row();
         spread(threads, x, row, |r, chunk| {
             self.for_runs(r * row, chunk, |at, x| {
@@ -205,6 +250,42 @@ impl Broadcast<2> {
                 }
             });
         });
+    }
+}
+
+/// `out[i] = f(x[i], row[i % row.len()])`.
+fn rows<X: Copy, R: Copy, O>(out: &mut [O], x: &[X], row: &[R], f: impl Fn(X, R) -> O) {
+    // Rows of a known length stay in a register.
+    if let Ok(row) = <[R; 8]>::try_from(row) {
+        for (o, x) in out.chunks_exact_mut(8).zip(x.chunks_exact(8)) {
+            for k in 0..8 {
+                o[k] = f(x[k], row[k]);
+            }
+        }
+        return;
+    }
+    let pairs = out.chunks_exact_mut(row.len().max(1)).zip(x.chunks_exact(row.len().max(1)));
+    for (o, x) in pairs {
+        for ((o, &x), &r) in o.iter_mut().zip(x).zip(row) {
+            *o = f(x, r);
+        }
+    }
+}
+
+/// `x[i] = f(x[i], row[i % row.len()])`.
+fn rows_in_place<T: Copy>(x: &mut [T], row: &[T], f: impl Fn(T, T) -> T) {
+    if let Ok(row) = <[T; 8]>::try_from(row) {
+        for x in x.chunks_exact_mut(8) {
+            for k in 0..8 {
+                x[k] = f(x[k], row[k]);
+            }
+        }
+        return;
+    }
+    for x in x.chunks_exact_mut(row.len().max(1)) {
+        for (x, &r) in x.iter_mut().zip(row) {
+            *x = f(*x, r);
+        }
     }
 }
 
@@ -285,6 +366,11 @@ mod tests {
             (&[2, 3], &[2, 1]),
             (&[2, 1, 4], &[3, 1]),
             (&[2, 3, 4, 5], &[3, 1, 1]),
+            (&[7, 8], &[8]),
+            (&[8], &[7, 8]),
+            (&[2, 3, 5, 8], &[2, 3, 1, 8]),
+            (&[3, 1, 5], &[2, 3, 4, 5]),
+            (&[3, 1, 5], &[2, 1, 4, 5]),
             (&[1, 3, 1], &[2, 1, 4]),
             (&[2, 3, 2, 2], &[2, 1, 2, 1]),
             (&[0, 3], &[3]),
@@ -319,6 +405,29 @@ mod tests {
         let flat = Broadcast::new([&[40_040], &[]]).unwrap();
         flat.zip(&threads, &want, &[5], &mut out, u32::wrapping_sub);
         assert!(out.iter().zip(&want).all(|(o, w)| *o == w.wrapping_sub(5)));
+    }
+
+    #[test]
+    fn short_rows_are_repeated_in_place_too() {
+        for (threads, width) in [(Threads::single(), 8), (Threads::new(3).unwrap(), 5)] {
+            let (images, rows) = (4, 3001);
+            let mut x: Vec<u32> = (0..images * rows * width).collect();
+            let y: Vec<u32> = (0..images * width).map(|v| v * 7).collect();
+            let want: Vec<u32> = (0..images * rows * width)
+                .map(|i| i + (i / (rows * width) * width + i % width) * 7)
+                .collect();
+            let (images, rows, width) = (images as usize, rows as usize, width as usize);
+            let plan = Broadcast::new([&[images, rows, width], &[images, 1, width]]).unwrap();
+            let mut out = vec![0; x.len()];
+            plan.zip(&threads, &x, &y, &mut out, |x, y| x + y);
+            assert!(out == want);
+            plan.zip_in_place(&threads, &mut x, &y, 1, |x, y| x + y);
+            assert!(x == want);
+            let one = Broadcast::new([&[width], &[rows, width]]).unwrap();
+            let mut all = out[..rows * width].to_vec();
+            one.zip_in_place(&threads, &mut all, &y[..width], 0, |x, y| x - y);
+            assert!(all == (0..(rows * width) as u32).collect::<Vec<_>>());
+        }
     }
 
     #[test]

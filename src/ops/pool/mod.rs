@@ -6,7 +6,7 @@ mod sliding;
 mod unpool;
 
 pub(super) use global::{GLOBAL_AVERAGE_POOL, GLOBAL_LP_POOL, GLOBAL_MAX_POOL};
-pub(super) use sliding::{AVERAGE_POOL, LP_POOL, MAX_POOL};
+pub(super) use sliding::{AVERAGE_POOL, LP_POOL, MAX_POOL, cost};
 pub(super) use unpool::MAX_UNPOOL;
 
 use super::batch::{BatchFlow, BatchQuery};

@@ -132,7 +132,7 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
 }
 
 /// One operation for each tap of each output.
-fn cost(q: &CostQuery<'_>) -> Cost {
+pub(in crate::ops) fn cost(q: &CostQuery<'_>) -> Cost {
     let taps: i64 = match q.node.ints("kernel_shape") {
         Ok(Some(k)) => k.iter().product(),
         _ => 1,
