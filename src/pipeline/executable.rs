@@ -266,7 +266,7 @@ impl HeteroExecutable {
     /// As [`Self::run`].
     pub fn run_values(&self, named: Vec<(String, Value)>) -> Result<Vec<Value>> {
         let inputs = self.prepared.arrange(named)?;
-        self.run_ordered(&inputs, &mut |_, _, _| {})
+        self.run_ordered(&inputs, None)
     }
 
     /// As [`Self::run_values`]; `observe` sees the name, operator and outputs of each node.
@@ -279,14 +279,14 @@ impl HeteroExecutable {
         observe: &mut dyn FnMut(&str, &str, &[Value]),
     ) -> Result<Vec<Value>> {
         let inputs = self.prepared.arrange(named)?;
-        self.run_ordered(&inputs, observe)
+        self.run_ordered(&inputs, Some(observe))
     }
 
     /// Runs values that are in order and admitted.
     pub(crate) fn run_ordered(
         &self,
         inputs: &[Value],
-        observe: &mut dyn FnMut(&str, &str, &[Value]),
+        observe: Option<Observe<'_>>,
     ) -> Result<Vec<Value>> {
         let sealed = self.prepared.seal()?;
         let mut instances = self.take_instances(&sealed)?;
@@ -387,12 +387,16 @@ impl HeteroExecutable {
     }
 }
 
+/// Sees the name, operator and outputs of each node. What is to be seen may cost more than what is
+/// not, so that nobody is no observer that does nothing.
+type Observe<'a> = &'a mut dyn FnMut(&str, &str, &[Value]);
+
 fn run_segments(
     prepared: &Prepared,
     instances: &mut [Box<dyn Instance>],
     fixed: &std::collections::HashMap<usize, Tensor>,
     inputs: &[Value],
-    observe: &mut dyn FnMut(&str, &str, &[Value]),
+    mut observe: Option<Observe<'_>>,
 ) -> Result<Vec<Value>> {
     let split = prepared.split();
     let mut made: Vec<Vec<Value>> = Vec::with_capacity(instances.len());
@@ -406,8 +410,10 @@ fn run_segments(
         }
         let device = &segment.device;
         let arguments = local(device, arguments)?;
-        let outputs =
-            caught(device, "running a segment", || instance.run_observed(arguments, observe))?;
+        let outputs = caught(device, "running a segment", || match &mut observe {
+            Some(observe) => instance.run_observed(arguments, observe),
+            None => instance.run(arguments),
+        })?;
         made.push(checked(device, outputs, prepared.deliveries(segment.index))?);
     }
     let mut outputs = Vec::with_capacity(split.outputs().len());
