@@ -142,9 +142,11 @@ fn main() -> Result<()> {
             }
             let run = || split.run_typed(&[("x", x.clone())]);
             agree(run()?[0].1.tensor()?)?;
-            let (_, median) = time(|| {
+            let flops = 2.0 * (LAYERS * ROWS * WIDTH * WIDTH) as f64;
+            let median = time(flops, || {
                 std::hint::black_box(run().is_ok());
-            });
+            })
+            .median;
             let name = if segments == 1 {
                 whole_seconds[threads - 1] = median;
                 "one segment, sequential".to_owned()

@@ -187,6 +187,14 @@ impl Error {
         self
     }
 
+    /// Says in front of the message which item of the user's it is about, instead of the number that
+    /// it had in its pipeline.
+    #[must_use]
+    pub(crate) fn of_item(mut self, name: &dyn fmt::Display) -> Self {
+        self.0.item = None;
+        self.within(&format!("item `{name}`"))
+    }
+
     /// Adds the dtypes and shapes of the inputs, unless a deeper node gave its own.
     #[must_use]
     pub fn with_shapes(mut self, shapes: impl Into<String>) -> Self {
@@ -318,6 +326,12 @@ mod tests {
             "cannot broadcast [at node `outer/inner` (Add), inputs f32[2], f32[3], \
              on device `cpu:1`, item 7]"
         );
+    }
+
+    #[test]
+    fn an_item_is_named_once() {
+        let error = err!(Kernel, "it broke").with_device("cpu:1").with_item(3).of_item(&"page.3");
+        assert_eq!(error.to_string(), "item `page.3`: it broke [on device `cpu:1`]");
     }
 
     #[test]

@@ -125,6 +125,34 @@ fn every_pass_and_operator_file_stands_in_its_table() {
 }
 
 #[test]
+fn every_fuzz_target_is_declared_and_driven_by_an_ordinary_test() {
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let (manifest, readme) =
+        (read(&root().join("fuzz/Cargo.toml")), read(&root().join("fuzz/README.md")));
+    let mut sources = Vec::new();
+    rust_files(&root().join("src"), &mut sources);
+    let sources: Vec<String> = sources.iter().map(|f| read(f)).collect();
+    let mut targets = Vec::new();
+    rust_files(&root().join("fuzz/fuzz_targets"), &mut targets);
+    assert!(targets.len() >= 5);
+    for target in targets {
+        let name = target.file_stem().unwrap().to_str().unwrap();
+        let path = format!("path = \"fuzz_targets/{name}.rs\"");
+        assert!(manifest.contains(&path), "fuzz/Cargo.toml lacks {path}");
+        let text = read(&target);
+        let function = text.split("::").last().and_then(|t| t.split('(').next()).unwrap();
+        assert_eq!(function, format!("fuzz_{name}"), "{}", target.display());
+        assert!(readme.contains(function), "fuzz/README.md lacks {function}");
+        let calls = format!("{function}(");
+        let driven = sources.iter().any(|s| {
+            s.match_indices(&calls)
+                .any(|(at, _)| !s[..at].ends_with("fn ") && s.contains("#[test]"))
+        });
+        assert!(driven, "no test drives {function}");
+    }
+}
+
+#[test]
 fn handles_are_shared_between_threads() {
     const fn shared<T: Clone + Send + Sync>() {}
     shared::<brigade::Pipeline>();

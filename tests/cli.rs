@@ -178,6 +178,37 @@ fn run_makes_items_up() {
 }
 
 #[test]
+fn run_tells_where_the_time_went() {
+    let model = digits("digits.onnx");
+    for (flags, actors) in [("", 1.0), ("--stages 2", 2.0), ("--sequential", 1.0)] {
+        let line = format!("run {{m}} --generate 40 --shape image=8,1,8,8 --profile {flags}");
+        let output = brigade(&words(&format!("{line} --json"), &[("m", &model)]));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let document = json(&output);
+        let profile = &document["profile"];
+        let number = |v: &Value, name: &str| v[name].as_f64().unwrap_or_else(|| panic!("{name}"));
+        let nodes = profile["nodes"].as_array().unwrap();
+        assert!(nodes.iter().all(|n| n["calls"] == 40), "{nodes:?}");
+        assert!(nodes.iter().any(|n| n["op"].as_str().unwrap().contains("Conv")), "{nodes:?}");
+        let sum: f64 = nodes.iter().map(|n| number(n, "seconds")).sum::<f64>()
+            + number(profile, "between_nodes_s")
+            + number(profile, "outside_s");
+        let whole = number(profile, "wall_s") * actors;
+        assert_eq!(number(profile, "actors"), actors);
+        assert!((sum / whole - 1.0).abs() < 0.02, "{sum} of {whole}");
+        // What is outside is not what should be inside, on any machine.
+        assert!(number(profile, "outside_s") > 0.0);
+        let output = brigade(&words(&line, &[("m", &model)]));
+        let table = text(&output.stdout);
+        assert!(table.contains("(between nodes)") && table.contains("furthest"), "{table}");
+    }
+    let output = brigade(&words("run {m} --generate 2 --json", &[("m", &model)]));
+    assert!(json(&output)["profile"].is_null());
+    let output = brigade(&words("run {m} --generate 2", &[("m", &model)]));
+    assert!(!text(&output.stdout).contains("between nodes"));
+}
+
+#[test]
 fn check_passes_sequentially_and_streamed() {
     let folder = tempfile::tempdir().unwrap();
     case(folder.path(), "five", 0, 5, &probabilities(0, 5));
@@ -607,6 +638,25 @@ fn inspect_tells_what_a_model_is_made_of() {
     assert!(told.contains("f32[N,32,8,8]"), "{told}");
     let output = brigade(&words("inspect {m} --after-passes", &[("m", &model)]));
     assert!(text(&output.stdout).contains("after the passes"));
+    // With a shape, the batch is a number throughout.
+    let name = document["inputs"][0]["name"].as_str().unwrap();
+    let shape = format!("{name}=5,1,8,8");
+    let path = model.to_str().unwrap();
+    let document = json(&brigade(&["inspect", path, "--shapes", "--json", "--shape", &shape]));
+    assert_eq!(document["inputs"][0]["fact"], "f32[5,1,8,8]");
+    for row in document["shapes"].as_array().unwrap() {
+        assert!(row["outputs"][0]["fact"].as_str().unwrap().starts_with("f32[5,"), "{row}");
+    }
+    let shape = format!("{name}=5,3,8,8");
+    let output = brigade(&["inspect", path, "--shape", &shape]);
+    assert!(text(&output.stderr).contains("is declared f32[N,1,8,8]"), "{}", text(&output.stderr));
+    // Bound, an input is a constant.
+    let file = std::env::temp_dir().join(format!("brigade-inspect-{}.npy", std::process::id()));
+    write_npy(&file, &Tensor::zeros(DType::F32, [2, 1, 8, 8]).unwrap()).unwrap();
+    let bound = format!("{name}={}", file.display());
+    let output = brigade(&["inspect", path, "--json", "--bind", &bound]);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(json(&output)["inputs"], Value::Array(vec![]));
 }
 
 /// A safetensors file with one tensor, and a GGUF file with one value and one tensor.

@@ -4,8 +4,13 @@ use brigade::kernels::Isa;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// GFLOP/s of a loop of independent multiply-adds in registers.
-pub(crate) fn fma_peak() -> f64 {
+/// Rounds of a burst of multiply-adds: about a tenth of a millisecond, so that it sees the same
+/// clock frequency and the same neighbours as the call beside it.
+const BURST: usize = 20_000;
+
+/// Seconds and operations of a loop of independent multiply-adds in registers; `None` where the
+/// CPU's vector instructions are not known here.
+fn burst() -> Option<(f64, f64)> {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::*;
@@ -25,20 +30,19 @@ pub(crate) fn fma_peak() -> f64 {
             _mm256_cvtss_f32(sum)
         }
         if Isa::best().name() == "avx2" {
-            // Short bursts, so that the best one is not interrupted.
-            let rounds = 100_000;
-            let best = (0..100)
-                .map(|_| {
-                    let start = Instant::now();
-                    // SAFETY: the CPU has AVX2 and FMA, or the Isa would have another name.
-                    black_box(unsafe { burn(rounds) });
-                    start.elapsed().as_secs_f64()
-                })
-                .fold(f64::INFINITY, f64::min);
-            return rounds as f64 * 12.0 * 16.0 / best / 1e9;
+            let start = Instant::now();
+            // SAFETY: the CPU has AVX2 and FMA, or the Isa would have another name.
+            black_box(unsafe { burn(BURST) });
+            return Some((start.elapsed().as_secs_f64(), BURST as f64 * 12.0 * 16.0));
         }
     }
-    f64::NAN
+    None
+}
+
+/// GFLOP/s of a loop of independent multiply-adds in registers.
+pub(crate) fn fma_peak() -> f64 {
+    let rates = (0..200).filter_map(|_| burst()).map(|(seconds, flops)| flops / seconds);
+    rates.fold(f64::NAN, f64::max) / 1e9
 }
 
 /// Pseudo-random numbers in -1..1.
@@ -54,16 +58,39 @@ pub(crate) fn numbers(len: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Seconds of one call: the best and the median of repeated ones.
-pub(crate) fn time(mut f: impl FnMut()) -> (f64, f64) {
+/// What [`time`] measured of one call.
+// Each bench reads some of them.
+#[allow(dead_code)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    /// Seconds of the fastest round.
+    pub best: f64,
+    /// Seconds of the median round.
+    pub median: f64,
+    /// The median share of the multiply-add peak that was measured right before each round.
+    pub share: f64,
+}
+
+/// Times a call of `flops` operations in rounds, with a burst of multiply-adds before each.
+pub(crate) fn time(flops: f64, mut f: impl FnMut()) -> Timing {
     f();
-    let mut seconds = Vec::new();
+    let start = Instant::now();
+    f();
+    // A round is long against the clock and short against what disturbs it.
+    let calls = (2e-4 / start.elapsed().as_secs_f64().max(1e-9)).clamp(1.0, 1e4) as usize;
+    let (mut seconds, mut shares) = (Vec::new(), Vec::new());
     let begin = Instant::now();
-    while seconds.len() < 7 || (begin.elapsed().as_secs_f64() < 0.4 && seconds.len() < 5000) {
+    while seconds.len() < 15 || (begin.elapsed().as_secs_f64() < 0.4 && seconds.len() < 2000) {
+        let peak = burst().map_or(f64::NAN, |(seconds, flops)| flops / seconds);
         let start = Instant::now();
-        f();
-        seconds.push(start.elapsed().as_secs_f64());
+        for _ in 0..calls {
+            f();
+        }
+        let each = start.elapsed().as_secs_f64() / calls as f64;
+        seconds.push(each);
+        shares.push(flops / each / peak);
     }
     seconds.sort_by(f64::total_cmp);
-    (seconds[0], seconds[seconds.len() / 2])
+    shares.sort_by(f64::total_cmp);
+    Timing { best: seconds[0], median: seconds[seconds.len() / 2], share: shares[shares.len() / 2] }
 }

@@ -321,7 +321,7 @@ impl ClosedLoop<'_> {
         let pool = self.pool.len();
         let feeding = (0..items).map(|n| (n % pool, Ok(self.pool[n % pool].clone())));
         feed(pipeline, feeding, |at, outputs, latency| {
-            let outputs = outputs.map_err(|e| e.within(&format!("item {at}")))?;
+            let outputs = outputs.map_err(|e| e.of_item(&at))?;
             latencies.push(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
             if let Some(place) = last.get_mut(at) {
                 *place = outputs;

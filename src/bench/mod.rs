@@ -4,6 +4,8 @@ mod closed;
 mod cores;
 mod feed;
 mod interval;
+mod peaks;
+mod profile;
 mod report;
 mod resident;
 mod side;
@@ -13,6 +15,8 @@ pub use brigade_actors::{ActorReport, DeviceReport, OverlapReport as PipelineRep
 pub use closed::{ClosedLoop, ClosedReport, Inputs, ReplicasOfWhole, Round};
 pub use feed::{Measured, stream};
 pub use interval::{Difference, Interval, Percentiles};
+pub use peaks::Peaks;
+pub use profile::{KindRow, NodeRow, ProfileReport};
 pub use report::ActorShare;
 pub use resident::{peak_resident_bytes, resident_bytes};
 pub use synthetic::{SyntheticChain, SyntheticReport, SyntheticRun};

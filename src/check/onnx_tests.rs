@@ -120,7 +120,7 @@ pub const MODEL_OPERATORS: &[&str] = &[
 /// How a test ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct OnnxReport {
-    /// The test: the name of its folder.
+    /// The test: the name of its folder or model.
     pub case: String,
     /// The operators that the model uses.
     pub operators: Vec<String>,
@@ -216,14 +216,15 @@ pub enum OnnxMode {
     Cut(u64),
 }
 
-/// The folders of tests in `folder`: itself, if it holds a model, else those within it, by name.
+/// The tests in `folder`: itself, if it holds a model, else those within it, by name: folders that
+/// hold a model, and models beside their outputs (see [`TestModel`]). One such model is a test, too.
 ///
 /// # Errors
 /// If there is none, or the folder cannot be read.
 pub fn find_onnx_tests(folder: &Path) -> Result<Vec<PathBuf>> {
     // Whatever the model's file is: one that cannot be read is a test that fails.
     let holds_model = |p: &Path| p.join(TestModel::MODEL).symlink_metadata().is_ok();
-    if holds_model(folder) {
+    if holds_model(folder) || TestModel::is_alone(folder) {
         return Ok(vec![folder.to_owned()]);
     }
     let entries = std::fs::read_dir(folder)
@@ -231,24 +232,26 @@ pub fn find_onnx_tests(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if holds_model(&path) {
+        if holds_model(&path) || TestModel::is_alone(&path) {
             found.push(path);
         }
     }
     if found.is_empty() {
         return Err(err!(Missing, "`{}` holds no ONNX test", folder.display()).with_help(
-            "a test is a folder with a `model.onnx` and folders `test_data_set_…` of values",
+            "a test is a folder with a `model.onnx` and folders `test_data_set_…` of values, or a \
+             file `NAME.onnx` beside `NAME_output_0.pb`",
         ));
     }
     found.sort();
     Ok(found)
 }
 
-/// Runs the test in a folder, all its sets.
-pub fn run_onnx_test(folder: &Path, mode: OnnxMode) -> OnnxReport {
-    let case = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+/// Runs a test that [`find_onnx_tests`] found, all its sets.
+pub fn run_onnx_test(test: &Path, mode: OnnxMode) -> OnnxReport {
+    let name = if TestModel::is_alone(test) { test.file_stem() } else { test.file_name() };
+    let case = name.unwrap_or(test.as_os_str()).to_string_lossy().into_owned();
     let (mut operators, mut classes) = (Vec::new(), Vec::new());
-    let done = TestModel::open(folder).and_then(|test| {
+    let done = TestModel::open(test).and_then(|test| {
         operators = test.operators().map(str::to_owned).collect();
         classes = classes_of(&case, &test);
         run(&test, &case, mode)

@@ -12,7 +12,7 @@ use super::cutter::Cutter;
 use super::failure::{Failure, Outcome};
 use super::items::{Item, Source};
 use super::memory::Memory;
-use super::placing::{Placed, Placing};
+use super::placing::{Keep, Placed, Placing};
 use super::table::bytes;
 use crate::bench::{
     self, ClosedLoop, ClosedReport, Inputs, SyntheticChain, SyntheticRun, peak_resident_bytes,
@@ -209,7 +209,7 @@ impl Pool {
         let cutter = Cutter::new(placed)?;
         for Item { stem, inputs } in items.iter() {
             let parts = inputs.and_then(|i| cutter.cut(i));
-            let parts = parts.map_err(|e| e.within(&format!("item `{stem}`")))?;
+            let parts = parts.map_err(|e| e.of_item(&stem))?;
             let size: u64 = parts.iter().flatten().map(|(_, v)| v.bytes() as u64).sum();
             if pool.bytes + size > MOST_BYTES && !pool.items.is_empty() {
                 let n = pool.items.len();
@@ -263,9 +263,11 @@ fn model(args: &Args, path: &Path, console: &Console) -> Outcome {
     let estimate = placed.memory(&split, false);
     console.notice(&placed.origin);
     console.detail(&plan.to_string());
+    drop(split);
 
     let began = Instant::now();
-    let pipeline = placed.pipeline(0)?;
+    let keep = if args.replicas_of_whole == 0 { Keep::Nothing } else { Keep::Graph };
+    let pipeline = placed.pipeline(0, keep)?;
     let spawn_s = began.elapsed().as_secs_f64();
     let names = pipeline.output_names();
     for case in &pool.cases {
@@ -293,7 +295,7 @@ fn model(args: &Args, path: &Path, console: &Console) -> Outcome {
     // Only now, so that what it takes is not counted above.
     let whole = match args.replicas_of_whole {
         0 => None,
-        n => Some((placed.whole()?, n as usize)),
+        n => Some((placed.whole(Keep::Nothing)?, n as usize)),
     };
     let closed = ClosedLoop {
         pool: &pool.items,

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::str::FromStr;
 
+use super::placing::by_name;
 use crate::check::Case;
 use crate::error::{Error, Result, bail, err};
 use crate::graph::{Dim, Fact, Graph};
 use crate::import;
+use crate::ops::infer::bind_symbols;
 use crate::tensor::{DType, Tensor, cast};
 
 /// A name and what is said of it.
@@ -99,6 +101,31 @@ pub(super) fn bind(graph: &mut Graph, bindings: &[Named<String>]) -> Result<Vec<
         bound.push((name.clone(), tensor));
     }
     Ok(bound)
+}
+
+/// Gives inputs their shapes. The symbols that these tell become numbers in all inputs.
+///
+/// # Errors
+/// If a name is that of no input or given twice, or a shape is not what its input declares.
+pub(super) fn fix_shapes(graph: &mut Graph, shapes: &[Named<Extents>]) -> Result<()> {
+    let shapes = by_name("--shape", graph, shapes, |s| s.0.clone())?;
+    let given: Vec<(&str, &[usize])> =
+        shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
+    let symbols = bind_symbols(graph, &given)?;
+    let number = |s: &str| symbols.get(s).copied().map(Dim::fixed);
+    for v in graph.inputs().to_vec() {
+        let info = graph.value_mut(v);
+        let declared = &mut info.fact.shape;
+        match shapes.get(&info.name) {
+            Some(shape) => *declared = Some(shape.iter().copied().map(Dim::of).collect()),
+            None => {
+                for dim in declared.iter_mut().flatten() {
+                    *dim = dim.substitute(&number);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes the inputs that are bound out of what a case feeds.
@@ -249,6 +276,30 @@ mod tests {
         assert_eq!(error.message(), "the case gives sr 8000, but it is bound to 16000");
         let bound = [("x".to_owned(), Tensor::of_i64(&[1, 3]))];
         assert!(take_bound(&mut case(8_000), &bound).is_err());
+    }
+
+    #[test]
+    fn shapes_turn_symbols_into_numbers_in_all_inputs() {
+        let open = |symbols: [&str; 2]| Fact::new(DType::F32, symbols.map(Dim::symbol));
+        let mut graph = Graph::new("g");
+        let x = graph.add_input("x", open(["N", "seq"])).unwrap();
+        let mask = graph.add_input("mask", open(["N", "heads"])).unwrap();
+        let shape = |name: &str, extents: &[usize]| Named {
+            name: name.into(),
+            value: Extents(extents.to_vec()),
+        };
+        fix_shapes(&mut graph, &[shape("x", &[2, 7])]).unwrap();
+        assert_eq!(graph.value(x).fact.to_string(), "f32[2,7]");
+        assert_eq!(graph.value(mask).fact.to_string(), "f32[2,heads]");
+        for (wrong, kind) in [
+            (vec![shape("y", &[1])], ErrorKind::UnknownName),
+            (vec![shape("x", &[2])], ErrorKind::Shape),
+            (vec![shape("mask", &[3, 1])], ErrorKind::Shape),
+            (vec![shape("mask", &[2, 1]), shape("mask", &[2, 1])], ErrorKind::Usage),
+        ] {
+            let error = fix_shapes(&mut graph, &wrong).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+        }
     }
 
     #[test]

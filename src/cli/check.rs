@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::console::Console;
 use super::failure::{Failure, Outcome};
-use super::placing::Placing;
+use super::placing::{Keep, Placing};
 use super::table::{row, table};
 use crate::bench::{self, PipelineReport};
 use crate::check::{
@@ -37,7 +37,7 @@ pub(super) struct Args {
     )]
     cases: Option<PathBuf>,
     /// A folder of ONNX test data, or a folder of them: each has a `model.onnx` and folders
-    /// `test_data_set_…`
+    /// `test_data_set_…`, or is `NAME.onnx` beside `NAME_output_0.pb`
     #[arg(long, value_name = "DIR")]
     onnx_tests: Option<PathBuf>,
     /// With --onnx-tests: only the tests whose name contains this
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             }
         }
     }
-    let placed = match args.placing.load(model, console) {
+    let mut placed = match args.placing.load(model, console) {
         Ok(placed) => placed,
         Err(e) if is_refusal(&e) => {
             console.error(&e);
@@ -127,9 +127,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let streamed = args.placing.is_given();
     console.notice(&placed.origin);
     let spawned = if streamed {
-        placed.pipeline(TRACE_EVENTS).map(|p| (p.sequential(), Some(p)))
+        placed.pipeline(TRACE_EVENTS, Keep::Nothing).map(|p| (p.sequential(), Some(p)))
     } else {
-        placed.sequential().map(|s| (s, None))
+        placed.sequential(Keep::Nothing).map(|s| (s, None))
     };
     let (sequential, pipeline) = match spawned {
         Ok(both) => both,

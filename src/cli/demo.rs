@@ -10,7 +10,7 @@ use super::bind::{Extents, Named};
 use super::console::Console;
 use super::failure::Outcome;
 use super::memory::Memory;
-use super::placing::Placing;
+use super::placing::{Keep, Placing};
 use super::table::table;
 use crate::bench;
 use crate::error::{Result, bail, err};
@@ -136,7 +136,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         shape: vec![Named { name: "image".to_owned(), value: extents }],
         ..Placing::default()
     };
-    let placed = placing.place(graph, None)?;
+    let mut placed = placing.place(graph, None)?;
     let split = placed.split()?;
     let (placement, memory) = (placed.report(&split), placed.memory(&split, false));
     for segment in split.segments() {
@@ -154,7 +154,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         ));
     }
     console.notice(&memory.to_string());
-    let pipeline = placed.pipeline(0)?;
+    let pipeline = placed.pipeline(0, Keep::Nothing)?;
     let sequential = pipeline.sequential();
     let budget = |share: f64| Duration::from_secs_f64(args.seconds * share);
 

@@ -1,16 +1,13 @@
 //! `brigade devices`: what there is to compute on.
 
-use std::hint::black_box;
-use std::time::Instant;
-
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
 use super::console::Console;
 use super::failure::Outcome;
 use super::table::{bytes, table};
+use crate::bench::Peaks;
 use crate::device::{DeviceInfo, FAMILIES, LEFT_OUT};
-use crate::kernels::{Isa, fma_gflops};
 use crate::registry::Registry;
 
 /// Arguments of `devices`.
@@ -29,15 +26,6 @@ struct Row {
     /// Why it cannot be used here, if so.
     reason: Option<String>,
     info: Option<DeviceInfo>,
-}
-
-/// The peaks of one thread.
-#[derive(Debug, Serialize)]
-struct Peaks {
-    /// The instruction set that kernels use.
-    isa: &'static str,
-    gflops: f64,
-    read_gb_per_s: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,7 +54,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         let kind = row.device.split(':').next().unwrap_or("");
         row.info.as_ref().map_or(u8::MAX, |info| info.rank(kind))
     });
-    let measured = args.measure.then(measure);
+    let measured = args.measure.then(|| Peaks::measure(1)).transpose()?;
     let document = Document { devices, measured };
     console.result(&document, &text(&document))
 }
@@ -108,29 +96,4 @@ fn text(d: &Document) -> String {
 
 fn software(info: &DeviceInfo) -> &'static str {
     if info.software { "software, slower than the CPU device: " } else { "" }
-}
-
-fn measure() -> Peaks {
-    let isa = Isa::best();
-    Peaks { isa: isa.name(), gflops: fma_gflops(isa), read_gb_per_s: read_gb_per_s() }
-}
-
-/// GB/s of one thread that reads memory which no cache holds.
-fn read_gb_per_s() -> f64 {
-    const WORDS: usize = 32 << 20;
-    let data = vec![1_u64; WORDS];
-    let best = (0..5)
-        .map(|_| {
-            let start = Instant::now();
-            let sums = black_box(&data).chunks_exact(8).fold([0_u64; 8], |mut sums, c| {
-                for (s, v) in sums.iter_mut().zip(c) {
-                    *s = s.wrapping_add(*v);
-                }
-                sums
-            });
-            black_box(sums);
-            start.elapsed().as_secs_f64()
-        })
-        .fold(f64::INFINITY, f64::min);
-    (WORDS * 8) as f64 / best / 1e9
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
+use super::bind::{self, Extents, Named};
 use super::console::Console;
 use super::failure::{Failure, Outcome};
 use super::model;
@@ -32,6 +33,12 @@ pub(super) struct Args {
     /// Write the graph in Graphviz's DOT language
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
+    /// Turn an input into a constant first: one element, or a `.npy` file
+    #[arg(long, value_name = "NAME=VALUE|PATH.npy")]
+    bind: Vec<Named<String>>,
+    /// The shape that an input will have: its symbols become numbers everywhere
+    #[arg(long, value_name = "NAME=1,3,…")]
+    shape: Vec<Named<Extents>>,
     /// A folder besides the model's own that its weight files may lie below (repeatable)
     #[arg(long, value_name = "DIR")]
     weights_root: Vec<PathBuf>,
@@ -87,15 +94,18 @@ struct Document {
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     if let Some(format) = weights::sniff(&args.model) {
-        if args.shapes || args.after_passes || args.dot.is_some() {
+        let bound = !args.bind.is_empty() || !args.shape.is_empty();
+        if args.shapes || args.after_passes || args.dot.is_some() || bound {
             let path = args.model.display();
             return Err(err!(Usage, "`{path}` holds weights and no graph")
-                .with_help("leave out --shapes, --after-passes and --dot")
+                .with_help("leave out --shapes, --after-passes, --dot, --bind and --shape")
                 .into());
         }
         return weights::run(&args.model, format, console);
     }
     let mut graph = model::load(&args.model, &args.weights_root, console)?;
+    bind::bind(&mut graph, &args.bind)?;
+    bind::fix_shapes(&mut graph, &args.shape)?;
     let whole = graph.clone();
     let registry = Registry::default();
     let cannot_run = registry.ops().missing(&graph);

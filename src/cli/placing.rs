@@ -180,6 +180,13 @@ pub(super) struct Placed {
     pub(super) origin: String,
 }
 
+/// Whether more is made of a placed graph later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    Graph,
+    Nothing,
+}
+
 impl Placing {
     /// Whether a placement was asked for.
     pub(super) fn is_given(&self) -> bool {
@@ -313,7 +320,7 @@ fn cpus(count: usize) -> Vec<DeviceId> {
 }
 
 /// Arguments by the name of their input.
-fn by_name<T, U>(
+pub(super) fn by_name<T, U>(
     flag: &str,
     graph: &Graph,
     given: &[Named<T>],
@@ -339,6 +346,17 @@ impl Placed {
         self.map.notices().iter().map(Notice::to_string).collect()
     }
 
+    /// Lets what is compiled from now on measure each node.
+    pub(super) fn measure_nodes(&mut self) {
+        self.options.profile = true;
+    }
+
+    /// How many actors a pipeline has.
+    pub(super) fn actors(&self, split: &Segmentation) -> usize {
+        let replicas = |s: usize| self.replicas.get(&s).copied().unwrap_or(1);
+        (0..split.segments().len()).map(replicas).sum()
+    }
+
     /// The extent of a symbol, if a shape tells it.
     pub(super) fn symbol(&self, name: &str) -> Option<i64> {
         self.symbols.get(name).copied()
@@ -359,9 +377,18 @@ impl Placed {
         }
     }
 
+    /// The graph; it goes for good where this was the last that is made of it, so that the weights
+    /// are not in memory twice.
+    fn take_graph(&mut self, keep: Keep) -> Graph {
+        match keep {
+            Keep::Graph => self.graph.clone(),
+            Keep::Nothing => std::mem::replace(&mut self.graph, Graph::new("taken")),
+        }
+    }
+
     /// Spawns the pipeline; records up to `trace` events per actor.
-    pub(super) fn pipeline(&self, trace: usize) -> Result<Pipeline> {
-        let mut builder = Pipeline::builder(self.graph.clone())
+    pub(super) fn pipeline(&mut self, trace: usize, graph: Keep) -> Result<Pipeline> {
+        let mut builder = Pipeline::builder(self.take_graph(graph))
             .registry(self.registry.clone())
             .options(self.options.clone())
             .placement(self.map.clone())
@@ -385,9 +412,9 @@ impl Placed {
     }
 
     /// The sequential executor of the same plan, without actors.
-    pub(super) fn sequential(&self) -> Result<HeteroExecutable> {
+    pub(super) fn sequential(&mut self, graph: Keep) -> Result<HeteroExecutable> {
         HeteroExecutable::prepare(
-            self.graph.clone(),
+            self.take_graph(graph),
             &self.map,
             &self.registry,
             self.options.clone(),
@@ -396,11 +423,11 @@ impl Placed {
     }
 
     /// The whole model on one CPU device, to compare with.
-    pub(super) fn whole(&self) -> Result<HeteroExecutable> {
+    pub(super) fn whole(&mut self, graph: Keep) -> Result<HeteroExecutable> {
         let map = DeviceMap::single(DeviceId::cpu(0));
         let options = self.options.clone();
         HeteroExecutable::prepare(
-            self.graph.clone(),
+            self.take_graph(graph),
             &map,
             &self.registry,
             options,

@@ -13,13 +13,13 @@ use super::console::Console;
 use super::cutter::Cutter;
 use super::failure::{Failure, Outcome};
 use super::items::{Item, Items, Source};
-use super::placing::Placing;
+use super::placing::{Keep, Placing};
 use super::results::{Results, describe};
 use super::{memory::Memory, model};
-use crate::bench::{self, PipelineReport};
+use crate::bench::{self, PipelineReport, ProfileReport};
 use crate::error::{Error, Result};
 use crate::partition::PlanReport;
-use crate::pipeline::{HeteroExecutable, Pipeline};
+use crate::pipeline::{GraphProfile, HeteroExecutable, Pipeline, Ticket};
 use crate::tensor::Value;
 
 /// Arguments of `run`.
@@ -46,6 +46,10 @@ pub(super) struct Args {
     /// Write who computed what when, as a Chrome trace (open it in Perfetto)
     #[arg(long, value_name = "FILE", conflicts_with = "sequential")]
     trace: Option<PathBuf>,
+    /// Measure each node: time by operator and by node, GFLOP/s and GB/s beside what the cores can
+    /// do at most. The first item runs once before, unmeasured
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     pub(super) placing: Placing,
 }
@@ -79,6 +83,7 @@ struct Document<'a> {
     sequential_items_per_s: Option<f64>,
     bit_equal: Option<bool>,
     pipeline: Option<&'a PipelineReport>,
+    profile: Option<&'a ProfileReport>,
     files: &'a [PathBuf],
 }
 
@@ -94,6 +99,7 @@ struct Ran {
     files: Vec<PathBuf>,
     seconds: f64,
     report: Option<PipelineReport>,
+    profile: Option<GraphProfile>,
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
@@ -106,14 +112,21 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let results = args.output.as_ref().map(|dir| Results::new(dir, args.npz)).transpose()?;
     let cutter = Cutter::new(&placed)?;
     // What the first item looks like says what memory is needed; if it is bad, that is told later.
+    let mut first = None;
     if let Some(Item { inputs: Ok(inputs), .. }) = items.iter().next()
         && let Ok(parts) = cutter.cut(inputs)
     {
         placed.expect(parts.first().map_or(&[], Vec::as_slice));
+        first = parts.into_iter().next().filter(|_| args.profile);
+    }
+    if args.profile {
+        placed.measure_nodes();
     }
     let split = placed.split()?;
     let plan = placed.report(&split);
     let memory = placed.memory(&split, args.sequential);
+    let actors = if args.sequential { 1 } else { placed.actors(&split) };
+    drop(split);
     console.notice(&placed.origin);
     console.detail(&plan.to_string());
     console.notice(&memory.to_string());
@@ -122,14 +135,18 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let mut digests = HashMap::new();
     let mut differing = Vec::new();
     let ran = if args.sequential {
-        let executable = placed.sequential()?;
+        let executable = placed.sequential(Keep::Nothing)?;
+        // If it fails, it fails again below.
+        let _ = first.map(|inputs| executable.run_values(inputs));
+        let before = executable.node_profile();
         let mut sink = Sink::new(&executable.output_names(), results.as_ref(), console);
         run_sequential(&executable, &cutter, &items, console, &mut |stem, outputs| {
             sink.take(stem, outputs);
         })?;
-        sink.finish()
+        sink.finish(executable.node_profile(), before)
     } else {
-        let pipeline = placed.pipeline(if args.trace.is_some() { TRACE_EVENTS } else { 0 })?;
+        let events = if args.trace.is_some() { TRACE_EVENTS } else { 0 };
+        let pipeline = placed.pipeline(events, Keep::Nothing)?;
         if args.compare {
             let seconds = run_sequential(
                 &pipeline.sequential(),
@@ -142,6 +159,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             )?;
             sequential_seconds = Some(seconds);
         }
+        let _ = first.map(|inputs| pipeline.push(inputs).and_then(Ticket::wait));
+        let before = pipeline.node_profile();
         let mut sink = Sink::new(&pipeline.output_names(), results.as_ref(), console);
         let report = run_streamed(&pipeline, &cutter, &items, console, &mut |stem, outputs| {
             if digests.remove(stem).is_some_and(|d| d != digest(&outputs)) {
@@ -150,6 +169,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             sink.take(stem, outputs);
         })?;
         sink.report = Some(report);
+        let ran = sink.finish(pipeline.node_profile(), before);
         if let Some(path) = &args.trace {
             let trace = pipeline.trace();
             if trace.dropped > 0 {
@@ -158,8 +178,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             }
             model::write(path, &trace.to_chrome_json())?;
         }
-        sink.finish()
+        ran
     };
+    let profile = ran.profile.as_ref().map(|p| ProfileReport::new(p, ran.seconds, actors));
+    let profile = profile.transpose()?;
 
     let done = items.len().saturating_sub(ran.failed.len());
     let per_second = |seconds: f64| if seconds > 0.0 { done as f64 / seconds } else { 0.0 };
@@ -180,6 +202,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         // Nothing was compared unless an item came out.
         bit_equal: (args.compare && done > 0).then_some(differing.is_empty()),
         pipeline: ran.report.as_ref(),
+        profile: profile.as_ref(),
         files: &ran.files,
     };
     console.result(&document, &text(&document))?;
@@ -214,6 +237,9 @@ fn text(d: &Document<'_>) -> String {
             d.items_per_s / sequential
         );
         out += if equal { "streamed and sequential outputs are equal to the bit\n" } else { "" };
+    }
+    if let Some(profile) = d.profile {
+        out += &profile.to_string();
     }
     if !d.files.is_empty() {
         out += &format!("{} files written\n", d.files.len());
@@ -354,12 +380,14 @@ impl<'a> Sink<'a> {
         }
     }
 
-    fn finish(self) -> Ran {
+    /// What was run, with the profile of its end since that of its begin.
+    fn finish(self, now: Option<GraphProfile>, before: Option<GraphProfile>) -> Ran {
         let seconds = self.began.elapsed().as_secs_f64();
-        Ran { failed: self.failed, files: self.files, seconds, report: self.report }
+        let profile = now.zip(before).map(|(now, before)| now.since(&before));
+        Ran { failed: self.failed, files: self.files, seconds, report: self.report, profile }
     }
 }
 
 fn named(stem: &str, error: Error) -> Error {
-    error.within(&format!("item `{stem}`"))
+    error.of_item(&stem)
 }

@@ -7,7 +7,9 @@ use super::{
 };
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{CompileOptions, OpRegistry, Program, RunContext, Threads};
+use crate::ops::{
+    CompileOptions, OpRegistry, Profiler, Program, RunContext, SegmentProfile, Threads,
+};
 use crate::passes;
 use crate::tensor::Value;
 
@@ -68,7 +70,8 @@ impl Device for CpuDevice {
             .map_err(|e| e.with_device(self.id.to_string()))?;
         let program = Program::compile(&graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;
-        Ok(Arc::new(CpuSegment { program: Arc::new(program), threads: options.threads }))
+        let profiler = options.profile.then(Profiler::default);
+        Ok(Arc::new(CpuSegment { program: Arc::new(program), threads: options.threads, profiler }))
     }
 }
 
@@ -76,6 +79,7 @@ impl Device for CpuDevice {
 struct CpuSegment {
     program: Arc<Program>,
     threads: usize,
+    profiler: Option<Profiler>,
 }
 
 impl CompiledSegment for CpuSegment {
@@ -94,8 +98,13 @@ impl CompiledSegment for CpuSegment {
     fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
         let most = options.threads.unwrap_or(self.threads).max(1);
         let threads = Threads::new(self.threads.min(most))?;
-        let context = RunContext { threads, ..RunContext::default() };
+        let profile = self.profiler.as_ref().map(Profiler::recorder);
+        let context = RunContext { threads, profile, ..RunContext::default() };
         Ok(Box::new(CpuInstance { program: Arc::clone(&self.program), context }))
+    }
+
+    fn profile(&self) -> Option<SegmentProfile> {
+        self.profiler.as_ref().map(Profiler::profile)
     }
 }
 

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{CompileOptions, OpRegistry};
+use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
 
 #[cfg(feature = "wgpu")]
 pub use self::wgpu::WgpuDevice;
@@ -194,4 +194,10 @@ pub trait CompiledSegment: Send + Sync + fmt::Debug {
     /// # Errors
     /// If threads or memory cannot be had.
     fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>>;
+
+    /// What its instances did, node by node; `None` unless it was compiled with
+    /// [`CompileOptions::profile`], and from a device that does not look inside.
+    fn profile(&self) -> Option<SegmentProfile> {
+        None
+    }
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::error::{Result, err};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{CompileOptions, OpRegistry};
+use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
 use crate::tensor::Value;
 
 /// A stand-in for a device that is not here: what it computes is right, how long it takes, and how
@@ -156,6 +156,10 @@ impl CompiledSegment for SyntheticSegment {
     fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
         let instance = self.segment.instance(options)?;
         Ok(Box::new(SyntheticInstance { instance, pace: Arc::clone(&self.pace) }))
+    }
+
+    fn profile(&self) -> Option<SegmentProfile> {
+        self.segment.profile()
     }
 }
 

@@ -264,6 +264,17 @@ impl Graph {
         self.values.iter().position(|v| v.name == name).map(|i| ValueId(i as u32))
     }
 
+    /// Forgets the contents of large constants, which whoever compiled the graph has by now; what
+    /// they are is still known. Small ones are kept, because shapes are made of them.
+    pub(crate) fn release_constants(&mut self) {
+        const LARGE_BYTES: usize = 16 << 10;
+        for info in &mut self.values {
+            if info.constant.as_ref().is_some_and(|t| t.bytes() >= LARGE_BYTES) {
+                info.constant = None;
+            }
+        }
+    }
+
     /// The parameters that have no contents yet.
     pub fn unbound_params(&self) -> impl Iterator<Item = &ValueInfo> {
         self.values.iter().filter(|v| v.param && v.constant.is_none())

@@ -162,6 +162,23 @@ impl Node {
         })
     }
 
+    /// Whether it, or a node of its subgraphs, draws random numbers: it may give something else each
+    /// time, so that a copy of it is not the same as the original, nor one run the same as another.
+    pub fn is_random(&self) -> bool {
+        const RANDOM: &[&str] = &[
+            "Bernoulli",
+            "Multinomial",
+            "RandomNormal",
+            "RandomNormalLike",
+            "RandomUniform",
+            "RandomUniformLike",
+        ];
+        let training = self.op == "Dropout" && self.inputs.get(2).is_some_and(Option::is_some);
+        training
+            || RANDOM.contains(&self.op.as_str())
+            || self.subgraphs().any(|(_, g)| g.nodes().iter().any(Self::is_random))
+    }
+
     /// The values that it reads.
     pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.iter().flatten().copied()

@@ -19,7 +19,7 @@ mod gguf;
 #[allow(unsafe_code)]
 mod mmap;
 #[cfg(test)]
-mod mutate;
+pub(crate) mod mutate;
 mod npy;
 mod npz;
 #[cfg(feature = "onnx")]

@@ -14,6 +14,7 @@
 //! for, so that a layout never meets the wrong kernel.
 
 mod aligned;
+mod blocked;
 mod blocks;
 mod conv;
 mod epilogue;
@@ -29,6 +30,10 @@ mod quantize;
 mod strip;
 mod window;
 
+pub use blocked::{
+    BLOCK, BlockedConv, ConvInput, blocked_average_pool2d, blocked_conv2d,
+    blocked_global_average_pool, blocked_max_pool2d, from_blocked, to_blocked,
+};
 pub use blocks::{BlockFormat, FORMATS as BLOCK_FORMATS};
 pub use conv::{
     ConvEpilogue, ConvNd, PackedConv, PackedConvTranspose, conv_nd, conv_transpose2d, conv2d,
@@ -38,7 +43,7 @@ pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};
 pub use isa::Isa;
 pub use parallel::{Parallel, Serial, split_range};
-pub use peak::fma_gflops;
+pub use peak::{fma_gflops, read_gb_per_s};
 pub use pool::{
     AveragePool, PoolKind, average_pool2d, global_average_pool, global_max_pool, max_pool2d,
     pool_nd,

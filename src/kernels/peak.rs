@@ -1,4 +1,4 @@
-//! The arithmetic peak of one thread, measured.
+//! The peaks of one thread, measured: arithmetic, and reading memory.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -26,6 +26,31 @@ pub fn fma_gflops(isa: Isa) -> f64 {
         })
         .fold(0.0, f64::max);
     best / 1e9
+}
+
+/// GB/s of one thread that reads memory which no cache holds. Takes some hundred milliseconds and
+/// 256 MiB.
+///
+/// ```
+/// assert!(brigade::kernels::read_gb_per_s() > 0.0);
+/// ```
+pub fn read_gb_per_s() -> f64 {
+    const WORDS: usize = 32 << 20;
+    let data = vec![1_u64; WORDS];
+    let best = (0..5)
+        .map(|_| {
+            let start = Instant::now();
+            let sums = black_box(&data).chunks_exact(8).fold([0_u64; 8], |mut sums, c| {
+                for (s, v) in sums.iter_mut().zip(c) {
+                    *s = s.wrapping_add(*v);
+                }
+                sums
+            });
+            black_box(sums);
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min);
+    (WORDS * 8) as f64 / best.max(1e-9) / 1e9
 }
 
 /// Computes, and gives how many operations that were.

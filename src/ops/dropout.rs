@@ -3,13 +3,15 @@
 use super::case::{Case, filled};
 use super::def::types::{BOOLS, FLOATS};
 use super::elementwise::CONSUMED_INPUTS;
+use super::mersenne::MersenneTwister;
 use super::random::Generator;
 use super::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::error::{Result, bail};
 use crate::tensor::{DType, Tensor, cast};
 
 /// The input as it is. In training mode, elements are set to 0 with the probability `ratio` and
-/// the others are scaled up; which elements these are depends on `seed`.
+/// the others are scaled up. With a `seed`, the elements are those of the specification's reference
+/// (which draws as numpy does); without one, every run draws others.
 pub(super) static DROPOUT: OpDef = OpDef {
     name: "Dropout",
     domain: "",
@@ -44,7 +46,14 @@ pub(super) static DROPOUT: OpDef = OpDef {
         if p.node.version < 7 && p.node.int_or("is_test", 0)? == 0 {
             bail!(Unsupported, "attribute `is_test` is 0; before version 7 that is training");
         }
-        let seed = p.node.int("seed")?.map(i64::cast_unsigned);
+        let seed = match p.node.int("seed")?.map(u32::try_from) {
+            None => None,
+            Some(Ok(seed)) => Some(seed),
+            Some(Err(_)) => {
+                let seed = p.node.int_or("seed", 0)?;
+                bail!(Graph, "attribute `seed` is {seed}, expected at least 0 and below 2^32");
+            }
+        };
         Ok(Box::new(Dropout { seed, bool_mask: p.node.version >= 10 }))
     },
     cases,
@@ -52,7 +61,7 @@ pub(super) static DROPOUT: OpDef = OpDef {
 
 #[derive(Debug)]
 struct Dropout {
-    seed: Option<u64>,
+    seed: Option<u32>,
     bool_mask: bool,
 }
 
@@ -70,9 +79,17 @@ impl CpuKernel for Dropout {
         let shape = x.tensor()?.shape().clone();
         let dtype = x.tensor()?.dtype();
         let kept = if training && ratio > 0.0 {
-            let mut generator = Generator::new(self.seed);
-            let kept: Vec<bool> =
-                (0..shape.elements()).map(|_| generator.uniform() >= ratio).collect();
+            let mut draw: Box<dyn FnMut() -> f64> = match self.seed {
+                Some(seed) => {
+                    let mut twister = MersenneTwister::new(seed);
+                    Box::new(move || twister.uniform())
+                }
+                None => {
+                    let mut generator = Generator::new(None);
+                    Box::new(move || generator.uniform())
+                }
+            };
+            let kept: Vec<bool> = (0..shape.elements()).map(|_| draw() >= ratio).collect();
             let mut wide = cast(x.tensor()?, DType::F64)?;
             for (v, kept) in wide.as_mut_slice::<f64>()?.iter_mut().zip(&kept) {
                 *v = if *kept { *v / (1.0 - ratio) } else { 0.0 };
@@ -110,5 +127,14 @@ fn cases() -> Vec<Case> {
             .input(filled(&[], &[0.0_f32]))
             .input(filled(&[], &[true]))
             .output(x()),
+        // numpy draws 0.5488…, 0.7151…, 0.6027…, 0.5448… for the seed 0.
+        Case::new("Dropout", 13, "in training, as the reference draws")
+            .attr("seed", 0)
+            .input(filled(&[4], &[1.0_f32, 2.0, 3.0, 4.0]))
+            .input(filled(&[], &[0.55_f32]))
+            .input(filled(&[], &[true]))
+            .output(filled(&[4], &[0.0_f32, 4.444_444, 6.666_666_7, 0.0]))
+            .output(filled(&[4], &[false, true, true, false]))
+            .close(0.0, 1e-6),
     ]
 }

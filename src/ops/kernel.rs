@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{CompileOptions, OpRegistry, Program, Threads};
+use super::{CompileOptions, OpRegistry, Program, RunContext, Threads};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node};
 use crate::tensor::{BufferPool, DType, Shape, Tensor, Value};
@@ -108,8 +108,7 @@ pub struct Io<'a> {
     inputs: &'a mut [Option<Value>],
     outputs: Vec<Value>,
     wanted: usize,
-    pool: &'a BufferPool,
-    threads: &'a Threads,
+    context: &'a RunContext,
 }
 
 impl<'a> Io<'a> {
@@ -117,10 +116,9 @@ impl<'a> Io<'a> {
         inputs: &'a mut [Option<Value>],
         outputs: Vec<Value>,
         wanted: usize,
-        pool: &'a BufferPool,
-        threads: &'a Threads,
+        context: &'a RunContext,
     ) -> Self {
-        Self { inputs, outputs, wanted, pool, threads }
+        Self { inputs, outputs, wanted, context }
     }
 
     pub(super) fn finish(self) -> Vec<Value> {
@@ -202,17 +200,22 @@ impl<'a> Io<'a> {
     /// # Errors
     /// If the shape is too large.
     pub fn allocate(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
-        Tensor::from_pool(self.pool, dtype, shape)
+        Tensor::from_pool(self.pool(), dtype, shape)
     }
 
     /// The pool, for scratch buffers and subgraphs.
     pub fn pool(&self) -> &'a BufferPool {
-        self.pool
+        &self.context.pool
     }
 
     /// The threads.
     pub fn threads(&self) -> &'a Threads {
-        self.threads
+        &self.context.threads
+    }
+
+    /// What a program that runs within this kernel works with.
+    pub(in crate::ops) fn context(&self) -> &'a RunContext {
+        self.context
     }
 
     /// Gives the next output. What an operator of one's own emits is compared with what its inference

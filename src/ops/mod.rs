@@ -11,6 +11,7 @@ pub mod cost;
 mod def;
 pub mod infer;
 mod kernel;
+mod profile;
 mod program;
 mod registry;
 mod threads;
@@ -35,6 +36,7 @@ mod gather;
 mod identity;
 mod loss;
 mod matmul;
+mod mersenne;
 mod ml;
 mod movement;
 mod non_max_suppression;
@@ -69,9 +71,12 @@ pub(crate) use crate::kernels::Activation;
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub use infer::{Infer, infer_graph};
 pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
+pub use profile::{NodeProfile, Profiler, Recorder, SegmentProfile};
 pub use program::{CompileOptions, Program, RunContext};
 pub use registry::{MissingOp, OpRegistry};
 pub use threads::Threads;
+#[cfg(feature = "image")]
+pub use vision::fuzz_images;
 
 /// Every operator, by family file.
 pub static TABLE: &[&OpDef] = &[
@@ -361,6 +366,8 @@ pub static TABLE: &[&OpDef] = &[
     &vision::DEFORM_CONV,
     &vision::ROI_ALIGN,
     &vision::MAX_ROI_POOL,
+    #[cfg(feature = "image")]
+    &vision::IMAGE_DECODER,
     // signal/
     &signal::DFT,
     &signal::STFT,

@@ -1,5 +1,8 @@
 //! A graph made ready for the CPU: kernels in order, with liveness.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::profile::{Recorder, Subject};
 use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node, ValueId};
@@ -12,11 +15,14 @@ pub struct CompileOptions {
     pub threads: usize,
     /// Names of passes that are left out.
     pub disabled_passes: Vec<String>,
+    /// Whether to measure each node: [`HeteroExecutable::node_profile`](crate::HeteroExecutable::node_profile)
+    /// and [`Pipeline::node_profile`](crate::Pipeline::node_profile) then tell.
+    pub profile: bool,
 }
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        Self { threads: 1, disabled_passes: Vec::new() }
+        Self { threads: 1, disabled_passes: Vec::new(), profile: false }
     }
 }
 
@@ -27,6 +33,8 @@ pub struct RunContext {
     pub pool: BufferPool,
     /// The threads that kernels may use.
     pub threads: Threads,
+    /// Where the times of a program that was compiled to be profiled go, if anybody wants them.
+    pub profile: Option<Recorder>,
 }
 
 #[derive(Debug)]
@@ -39,6 +47,8 @@ struct Step {
     op: String,
     /// What a user's kernel is held to.
     promised: Option<Promised>,
+    /// What a profile needs to know, if one is wanted.
+    subject: Option<Box<Subject>>,
 }
 
 /// What an operator and its inference promise of the outputs of a node.
@@ -90,6 +100,9 @@ pub struct Program {
     inputs: Vec<(usize, String, Fact)>,
     outputs: Vec<(Source, String)>,
     slots: usize,
+    /// Tells this program from others that the same node may run, in a profile: a hash of its nodes,
+    /// so that it is the same when the program is compiled anew for another shape.
+    id: u64,
 }
 
 impl Program {
@@ -175,8 +188,16 @@ impl Program {
                 name: node.name.clone(),
                 op: node.op.clone(),
                 promised: registry.is_added(def).then(|| Promised::new(def, node, graph)),
+                subject: options.profile.then(|| {
+                    Box::new(Subject { node: node.clone(), cost: def.cost, constants: known })
+                }),
             });
         }
+        let mut hasher = DefaultHasher::new();
+        for step in &steps {
+            (&step.name, &step.op).hash(&mut hasher);
+        }
+        let id = hasher.finish();
         let outputs: Vec<(Source, String)> = graph
             .outputs()
             .iter()
@@ -197,7 +218,7 @@ impl Program {
             .iter()
             .map(|v| (v.index(), graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
             .collect();
-        Ok(Self { steps, constants, inputs, outputs, slots: graph.values().len() })
+        Ok(Self { steps, constants, inputs, outputs, slots: graph.values().len(), id })
     }
 
     /// Runs it on the inputs, in the graph's order.
@@ -221,6 +242,7 @@ impl Program {
         if inputs.len() != self.inputs.len() {
             bail!(Missing, "{} inputs are needed, {} given", self.inputs.len(), inputs.len());
         }
+        let mut recording = context.profile.as_ref().map(|r| r.enter(self.id, self.steps.len()));
         let mut slots: Vec<Option<Value>> = vec![None; self.slots];
         for ((slot, name, fact), value) in self.inputs.iter().zip(inputs) {
             fact.admits(&value).map_err(|why| err!(Shape, "input `{name}`: {why}"))?;
@@ -228,20 +250,22 @@ impl Program {
         }
         let mut arguments: Vec<Option<Value>> = Vec::new();
         let mut spare: Vec<Value> = Vec::new();
-        for step in &self.steps {
+        for (place, step) in self.steps.iter().enumerate() {
             arguments.clear();
             for s in &step.inputs {
                 arguments.push(self.fetch(*s, &mut slots)?);
             }
-            let mut io = Io::new(
-                &mut arguments,
-                std::mem::take(&mut spare),
-                step.outputs.len(),
-                &context.pool,
-                &context.threads,
-            );
+            let mut recorded = recording.as_mut().zip(step.subject.as_deref());
+            if let Some((recording, subject)) = &mut recorded {
+                recording.begin(place, subject, &arguments);
+            }
+            let room = std::mem::take(&mut spare);
+            let mut io = Io::new(&mut arguments, room, step.outputs.len(), context);
             let done = step.kernel.run(&mut io);
             let mut made = io.finish();
+            if let Some((recording, subject)) = recorded {
+                recording.end(place, subject, &made);
+            }
             let described = |arguments: &[Option<Value>]| {
                 let words: Vec<String> = arguments
                     .iter()

@@ -29,7 +29,12 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("ai.onnx.ml", "ZipMap", "maps are no values here; export the model without ZipMap"),
     ("ai.onnx.ml", "CastMap", "maps are no values here; feed it tensors"),
     ("ai.onnx.ml", "DictVectorizer", "maps are no values here; feed it tensors"),
-    ("", "ImageDecoder", "compressed images are not decoded; feed it the pixels"),
+    #[cfg(not(feature = "image"))]
+    (
+        "",
+        "ImageDecoder",
+        "brigade is built without its feature `image`; build it with that, or feed the pixels",
+    ),
 ];
 
 /// An operator of a graph that cannot be run, with all nodes that use it.

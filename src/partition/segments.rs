@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::grouping::Nodes;
 use super::{DeviceId, DeviceMap, Placement};
 use crate::error::{Result, err};
-use crate::graph::{Fact, Graph, Node, NodeId, ValueId};
+use crate::graph::{Fact, Graph, NodeId, ValueId};
 use crate::tensor::Tensor;
 
 /// Where an input of a segment comes from.
@@ -111,21 +111,6 @@ pub struct Segmentation {
     params: BTreeMap<String, Vec<usize>>,
 }
 
-/// Operators that give something else each time, so that a copy is not the same as the original.
-const RANDOM: &[&str] = &[
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-];
-
-fn is_random(node: &Node) -> bool {
-    RANDOM.contains(&node.op.as_str())
-        || node.subgraphs().any(|(_, g)| g.nodes().iter().any(is_random))
-}
-
 /// Which nodes compute from constants and parameters alone, and so follow what reads them;
 /// `pinned` ones do not.
 fn followers(graph: &Graph, pinned: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
@@ -136,7 +121,7 @@ fn followers(graph: &Graph, pinned: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
     }
     let mut out = Vec::with_capacity(graph.nodes().len());
     for (id, node) in graph.node_ids() {
-        let follows = !pinned(id) && !is_random(node) && node.reads().all(|v| constant[v.index()]);
+        let follows = !pinned(id) && !node.is_random() && node.reads().all(|v| constant[v.index()]);
         if follows {
             for v in node.makes() {
                 constant[v.index()] = true;
@@ -206,6 +191,13 @@ impl Segmentation {
     /// The segments, in a topological order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// Forgets the weights of segments that have been compiled.
+    pub(crate) fn release_constants(&mut self) {
+        for segment in &mut self.segments {
+            segment.graph.release_constants();
+        }
     }
 
     /// Everything that goes from one segment to another, by producer.

@@ -1,4 +1,4 @@
-//! Computes nodes whose inputs are all constant.
+//! Computes nodes whose inputs are all constant, but for those that draw random numbers.
 
 use super::become_constant;
 use crate::error::Result;
@@ -28,6 +28,7 @@ fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<
         let node = &graph.nodes[i];
         let constant = |v: &crate::graph::ValueId| graph.value(*v).constant.is_some();
         let foldable = node.makes().next().is_some()
+            && !node.is_random()
             && node.inputs.iter().flatten().all(constant)
             && (node.inputs.iter().flatten().next().is_some() || node.op == "Constant");
         if !foldable || keep_weights && super::qdq::keeps(graph, node) {

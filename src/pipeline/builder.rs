@@ -571,7 +571,8 @@ impl Crew {
 }
 
 /// The actors of a prepared graph: a source port for each input, an actor for each segment, a sink
-/// port for each output that is not constant.
+/// port for each output that is not constant. A segment that reads nothing fires with the first
+/// input all the same; a graph without inputs has a source that stands for its items.
 fn topology(
     prepared: &Prepared,
     compiled: Vec<Arc<dyn crate::device::CompiledSegment>>,
@@ -579,8 +580,11 @@ fn topology(
 ) -> Result<Topology<Value>> {
     let split = prepared.split();
     let mut builder = Topology::<Value>::builder();
-    let sources: Vec<OutPort> =
+    let mut sources: Vec<OutPort> =
         prepared.inputs().iter().map(|(name, _)| builder.source(name.clone())).collect();
+    if prepared.needs_start() {
+        sources.push(builder.source("start"));
+    }
     let mut ids = Vec::with_capacity(compiled.len());
     for ((segment, device), code) in split.segments().iter().zip(prepared.devices()).zip(compiled) {
         let device_name = segment.device.to_string();
@@ -588,8 +592,9 @@ fn topology(
         let outputs = segment.graph.outputs().len();
         let name = format!("{}.{}", device_name, segment.index);
         let needed = prepared.deliveries(segment.index).to_vec();
-        let stage = factory(code, segment.device.clone(), needed);
-        let id = builder.actor(name, device_name, segment.inputs.len(), outputs, stage);
+        let reads = segment.inputs.len();
+        let stage = factory(code, segment.device.clone(), reads, needed);
+        let id = builder.actor(name, device_name, reads.max(1), outputs, stage);
         builder.replicas(id, crew.replicas(segment.index));
         if let Some(threads) = prepared.cpu_threads(&segment.device) {
             builder.threads(id, threads);
@@ -601,6 +606,9 @@ fn topology(
         Source::Segment { index, output } => ids[index].output(output),
     };
     for (segment, id) in split.segments().iter().zip(&ids) {
+        if let (true, Some(start)) = (segment.inputs.is_empty(), sources.first()) {
+            builder.connect(*start, id.input(0));
+        }
         for (port, source) in segment.inputs.iter().enumerate() {
             builder.connect(from(source), id.input(port));
         }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::params::ParamValue;
 use super::prepared::{Prepared, Sealed, optimised, tensor_for};
+use super::profile::GraphProfile;
 use super::stage::{caught, checked, local, on_host};
 use crate::device::{DeviceId, Instance, InstanceOptions};
 use crate::error::{ErrorKind, Result, bail, err};
@@ -337,6 +338,12 @@ impl HeteroExecutable {
         &self.prepared
     }
 
+    /// What each node did until now, on all threads; `None` unless it was compiled with
+    /// [`CompileOptions::profile`].
+    pub fn node_profile(&self) -> Option<GraphProfile> {
+        self.prepared.profile()
+    }
+
     /// How many segments there are.
     pub fn num_segments(&self) -> usize {
         self.split().segments().len()
@@ -368,7 +375,8 @@ impl HeteroExecutable {
         report
     }
 
-    /// The graph that the placement is of, after the passes.
+    /// The graph that the placement is of, after the passes. Constants of 16 KiB and more have no
+    /// contents in it any more, unless the graph has parameters: the compiled segments hold them.
     pub fn graph(&self) -> &Graph {
         self.prepared.graph()
     }

@@ -12,6 +12,7 @@ use brigade_actors as actors;
 use super::batch::BatchAxes;
 use super::executable::HeteroExecutable;
 use super::prepared::Prepared;
+use super::profile::GraphProfile;
 use super::stage::{item_error, on_host};
 use super::state::{State, StateBinding};
 use crate::error::{Error, ErrorKind, Result, bail, err};
@@ -55,6 +56,15 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// What the sources are given for these inputs: where the graph has none, what starts its
+    /// first segment.
+    fn fed(&self, mut inputs: Vec<Value>) -> Vec<Value> {
+        if self.prepared.needs_start() {
+            inputs.push(Value::Optional(None));
+        }
+        inputs
+    }
+
     /// The graph's outputs from what arrived at the sinks.
     fn assemble(&self, sinks: Vec<Value>) -> Vec<Value> {
         let mut out: Vec<Value> = sinks.into_iter().map(on_host).collect();
@@ -134,6 +144,12 @@ impl Pipeline {
         axes.join(results)
     }
 
+    /// What each node did until now, in all actors and in the sequential executor of this pipeline;
+    /// `None` unless it was built with [`CompileOptions::profile`](crate::CompileOptions::profile).
+    pub fn node_profile(&self) -> Option<GraphProfile> {
+        self.inner.prepared.profile()
+    }
+
     /// Along which axes a batch is cut and joined.
     ///
     /// # Errors
@@ -188,7 +204,7 @@ impl Pipeline {
         inputs: impl IntoIterator<Item = (N, V)>,
     ) -> Result<Ticket> {
         let inputs = self.inner.prepared.arrange(named(inputs))?;
-        let ticket = self.inner.actors.try_push(inputs).map_err(push_error)?;
+        let ticket = self.inner.actors.try_push(self.inner.fed(inputs)).map_err(push_error)?;
         Ok(self.ticket(ticket))
     }
 
@@ -202,7 +218,11 @@ impl Pipeline {
         deadline: Instant,
     ) -> Result<Ticket> {
         let inputs = self.inner.prepared.arrange(named(inputs))?;
-        let ticket = self.inner.actors.push_deadline(inputs, deadline).map_err(push_error)?;
+        let ticket = self
+            .inner
+            .actors
+            .push_deadline(self.inner.fed(inputs), deadline)
+            .map_err(push_error)?;
         Ok(self.ticket(ticket))
     }
 
@@ -215,12 +235,13 @@ impl Pipeline {
         inputs: impl IntoIterator<Item = (N, V)>,
     ) -> Result<Vec<Value>> {
         let inputs = self.inner.prepared.arrange(named(inputs))?;
-        let ticket = self.inner.actors.push_async(inputs).await.map_err(push_error)?;
+        let ticket =
+            self.inner.actors.push_async(self.inner.fed(inputs)).await.map_err(push_error)?;
         self.ticket(ticket).await
     }
 
     pub(super) fn push_ordered(&self, inputs: Vec<Value>) -> Result<Ticket> {
-        let ticket = self.inner.actors.push(inputs).map_err(push_error)?;
+        let ticket = self.inner.actors.push(self.inner.fed(inputs)).map_err(push_error)?;
         Ok(self.ticket(ticket))
     }
 
@@ -378,7 +399,7 @@ impl<I: Iterator<Item = Result<Vec<Value>>>> Stream<I> {
             let inputs = match self.held.take() {
                 Some(inputs) => inputs,
                 None => match self.items.as_mut().and_then(Iterator::next) {
-                    Some(Ok(inputs)) => inputs,
+                    Some(Ok(inputs)) => self.pipeline.inner.fed(inputs),
                     Some(Err(e)) => {
                         self.ahead.push_back(Err(e));
                         continue;
@@ -453,6 +474,9 @@ impl StateStream {
             .collect();
         if !missing.is_empty() {
             bail!(Missing, "{}", super::prepared::listing("inputs were not given:", &missing));
+        }
+        if self.pipeline.inner.prepared.needs_start() {
+            values.push(Some(Value::Optional(None)));
         }
         let ticket = self.handle.push(values).map_err(push_error)?;
         Ok(self.pipeline.ticket(ticket))

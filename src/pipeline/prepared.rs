@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::profile::{GraphProfile, ProfiledSegment};
 use super::stage::{caught, deliveries};
 use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
 use crate::error::{Error, ErrorKind, Result, bail, err};
@@ -90,7 +91,7 @@ impl Prepared {
             .collect();
         let count = split.segments().len();
         let deliveries = deliveries(&split, &devices);
-        let prepared = Self {
+        let mut prepared = Self {
             graph,
             split,
             devices,
@@ -108,10 +109,15 @@ impl Prepared {
         if prepared.graph.unbound_params().next().is_none() {
             prepared.seal()?;
         }
+        // Where a parameter can be bound anew, the segment is compiled again from its graph.
+        if !prepared.graph.values().iter().any(|v| v.param) {
+            prepared.graph.release_constants();
+            prepared.split.release_constants();
+        }
         Ok(prepared)
     }
 
-    /// The optimised graph.
+    /// The optimised graph; without the contents of large constants if it has no parameters.
     pub(crate) fn graph(&self) -> &Graph {
         &self.graph
     }
@@ -129,6 +135,22 @@ impl Prepared {
     /// Where each output of this segment is needed.
     pub(crate) fn deliveries(&self, segment: usize) -> &[Delivery] {
         self.deliveries.get(segment).map_or(&[], Vec::as_slice)
+    }
+
+    /// What the segments did, node by node; `None` unless that is measured.
+    pub(crate) fn profile(&self) -> Option<GraphProfile> {
+        if !self.options.profile {
+            return None;
+        }
+        let sealing = self.sealing();
+        let segments = self.split.segments().iter().zip(&sealing.compiled);
+        let segments = segments.map(|(segment, compiled)| ProfiledSegment {
+            segment: segment.index,
+            device: segment.device.clone(),
+            threads: self.threads(&segment.device),
+            profile: compiled.as_ref().and_then(|c| c.profile()),
+        });
+        Some(GraphProfile { segments: segments.collect() })
     }
 
     /// The kernel threads of each actor on a device.
@@ -150,6 +172,12 @@ impl Prepared {
     /// The inputs, in order.
     pub(crate) fn inputs(&self) -> &[(String, Fact)] {
         &self.inputs
+    }
+
+    /// Whether nothing that an item brings says when the first segment fires: the graph has no
+    /// inputs, so that its items are given something that stands for them.
+    pub(crate) fn needs_start(&self) -> bool {
+        self.inputs.is_empty() && !self.split.segments().is_empty()
     }
 
     fn sealing(&self) -> MutexGuard<'_, Sealing> {

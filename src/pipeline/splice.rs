@@ -89,7 +89,7 @@ impl HeteroExecutable {
     /// ```
     ///
     /// # Errors
-    /// If there is not one port for each input, a parameter is not bound, or an output is constant
+    /// If there is not one port for each input, the graph has no input, a parameter is not bound, or an output is constant
     /// or one of the inputs itself, so that no actor gives it.
     pub fn splice<P>(
         &self,
@@ -107,6 +107,10 @@ impl HeteroExecutable {
             return Err(err!(Usage, "`{name}` has {wanted} inputs and was given {given} ports")
                 .with_help("give one port for each input, in the order of declaration"));
         }
+        let Some(start) = inputs.first().copied() else {
+            return Err(err!(Unsupported, "`{name}` has no inputs, so that nothing starts it")
+                .with_help("give its graph an input, or run it in a pipeline of its own"));
+        };
         let split = prepared.split();
         let compiled = prepared.seal()?.segments;
         let several = compiled.len() > 1;
@@ -119,8 +123,12 @@ impl HeteroExecutable {
             let name = if several { format!("{name}.{}", segment.index) } else { name.to_owned() };
             let outputs = segment.graph.outputs().len();
             let needed = prepared.deliveries(segment.index).to_vec();
-            let stage = factory(code, segment.device.clone(), needed);
-            let id = builder.actor(name, on, segment.inputs.len(), outputs, stage);
+            let reads = segment.inputs.len();
+            let stage = factory(code, segment.device.clone(), reads, needed);
+            let id = builder.actor(name, on, reads.max(1), outputs, stage);
+            if reads == 0 {
+                builder.connect(start, id.input(0));
+            }
             if let Some(threads) = prepared.cpu_threads(&segment.device) {
                 builder.threads(id, threads);
             }

@@ -143,6 +143,8 @@ struct Open {
 struct SegmentStage {
     instance: Box<dyn Instance>,
     device: DeviceId,
+    /// How many values the segment reads: without any, what starts it is dropped.
+    inputs: usize,
     outputs: Vec<Delivery>,
     /// The number that the next item gets here. The numbers of items are not enough: one item may
     /// come several times.
@@ -161,7 +163,9 @@ where
 
     fn submit(&mut self, firing: Firing<P>, out: &mut Outbox<P>) -> Result<(), ItemError> {
         let number = self.next;
-        let submitted = local(&self.device, values(firing.inputs)?)
+        let mut given = firing.inputs;
+        given.truncate(self.inputs);
+        let submitted = local(&self.device, values(given)?)
             .and_then(|inputs| self.instance.submit(number, inputs))
             .and_then(|submitted| match submitted {
                 Submitted::Done(outputs) => {
@@ -247,11 +251,12 @@ impl Wake for ActorWaker {
     }
 }
 
-/// Builds instances of a compiled segment whose outputs are needed there, on the thread of the
-/// actor that asks.
+/// Builds instances of a compiled segment that reads so many values and whose outputs are needed
+/// there, on the thread of the actor that asks.
 pub(crate) fn factory<P>(
     segment: Arc<dyn CompiledSegment>,
     device: DeviceId,
+    inputs: usize,
     outputs: Vec<Delivery>,
 ) -> Factory<P>
 where
@@ -269,6 +274,7 @@ where
         Ok(Box::new(SegmentStage {
             instance,
             device: device.clone(),
+            inputs,
             outputs: outputs.clone(),
             next: 0,
             open: Vec::new(),

@@ -125,7 +125,9 @@ impl Binding<Value> for StateBinding {
         for (at, value) in &self.constants {
             inputs[*at] = Some(value.clone());
         }
-        let all: Option<Vec<Value>> = inputs.iter().cloned().collect();
+        // Behind the inputs there may be what starts a graph without any.
+        let declared = self.prepared.inputs().len();
+        let all: Option<Vec<Value>> = inputs.iter().take(declared).cloned().collect();
         match all {
             Some(values) => self.prepared.admit(&values).map_err(ItemError::from_error),
             None => Err(ItemError::failed("an input is missing")),

@@ -1,6 +1,7 @@
-//! The test data of the ONNX project: a model beside folders of serialised inputs and outputs.
+//! The test data of the ONNX project: a model beside folders of serialised inputs and outputs, or
+//! beside its outputs alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -9,9 +10,11 @@ use super::external::Weights;
 use super::{domain_of, pb, tensor, wire};
 use crate::error::{Result, bail, err};
 use crate::import::{Limits, read_file};
-use crate::tensor::{DType, Tensor, Value};
+use crate::tensor::{DType, Tensor, Value, element_count};
 
-/// A test: a model with one or more sets of inputs and expected outputs.
+/// A test: a model with one or more sets of inputs and expected outputs. It is a folder with a
+/// `model.onnx` and folders `test_data_set_…`, or a file `NAME.onnx` beside `NAME_output_0.pb` (the
+/// project's *light* models), whose inputs rise evenly from 0 to 1.
 ///
 /// ```no_run
 /// use brigade::import::onnx::TestModel;
@@ -22,7 +25,9 @@ use crate::tensor::{DType, Tensor, Value};
 /// ```
 #[derive(Clone, Debug)]
 pub struct TestModel {
-    folder: PathBuf,
+    /// The folder, or the model's file.
+    place: PathBuf,
+    path: PathBuf,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     operators: BTreeSet<String>,
@@ -33,6 +38,41 @@ pub struct TestModel {
 struct Port {
     name: String,
     declared: Declared,
+    /// An input that has a value already: before IR version 4 all initialisers are inputs, too.
+    has_default: bool,
+    /// Its extents; those that are open are 1.
+    shape: Vec<usize>,
+}
+
+impl Port {
+    fn of(info: &pb::ValueInfoProto, initialisers: &HashSet<&str>) -> Self {
+        use pb::tensor_shape_proto::dimension::Value;
+        let name = info.name.clone().unwrap_or_default();
+        let shape = match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+            Some(pb::type_proto::Value::TensorType(t)) => t.shape.as_ref(),
+            _ => None,
+        };
+        let extent = |d: &pb::tensor_shape_proto::Dimension| match d.value {
+            Some(Value::DimValue(n)) => usize::try_from(n).unwrap_or(1),
+            _ => 1,
+        };
+        Self {
+            has_default: initialisers.contains(name.as_str()),
+            declared: Declared::of(info.r#type.as_ref()),
+            shape: shape.map(|s| s.dim.iter().map(extent).collect()).unwrap_or_default(),
+            name,
+        }
+    }
+
+    /// A value that rises evenly from 0 to 1, as the project makes up for its light models.
+    fn rising(&self) -> Result<Value> {
+        if !matches!(self.declared, Declared::Tensor(Some(DType::F32))) {
+            bail!(Unsupported, "input `{}` is no f32 tensor, and no data are there", self.name);
+        }
+        let n = element_count(&self.shape, 4)?;
+        let rising = (0..n).map(|k| (k as f64 / n as f64) as f32).collect::<Vec<f32>>();
+        Ok(Tensor::new(self.shape.clone(), rising)?.into())
+    }
 }
 
 /// What the file of a value holds.
@@ -98,12 +138,17 @@ impl TestModel {
     /// The name of the model's file.
     pub const MODEL: &'static str = "model.onnx";
 
-    /// Looks at the test in a folder.
+    /// Whether a file is a model beside its outputs.
+    pub(crate) fn is_alone(path: &Path) -> bool {
+        path.extension().is_some_and(|e| e == "onnx") && output_beside(path, 0).is_file()
+    }
+
+    /// Looks at the test in a folder, or at a model beside its outputs.
     ///
     /// # Errors
-    /// If its `model.onnx` cannot be read or is no model.
-    pub fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join(Self::MODEL);
+    /// If the model cannot be read or is none.
+    pub fn open(place: &Path) -> Result<Self> {
+        let path = if Self::is_alone(place) { place.to_owned() } else { place.join(Self::MODEL) };
         let within = |e: crate::Error| e.within(&format!("`{}`", path.display()));
         let limits = Limits::default();
         let bytes = read_file(&path, &limits).map_err(within)?;
@@ -111,12 +156,12 @@ impl TestModel {
         let model = pb::ModelProto::decode(bytes)
             .map_err(|e| within(err!(Format, "is no ONNX model").with_source(e)))?;
         let graph = model.graph.unwrap_or_default();
-        let ports = |all: &[pb::ValueInfoProto]| {
-            let port = |v: &pb::ValueInfoProto| Port {
-                name: v.name.clone().unwrap_or_default(),
-                declared: Declared::of(v.r#type.as_ref()),
-            };
-            all.iter().map(port).collect()
+        let dense = graph.initializer.iter().filter_map(|t| t.name.as_deref());
+        let values = graph.sparse_initializer.iter().filter_map(|s| s.values.as_ref());
+        let sparse = values.filter_map(|t| t.name.as_deref());
+        let initialisers: HashSet<&str> = dense.chain(sparse).collect();
+        let ports = |all: &[pb::ValueInfoProto]| -> Vec<Port> {
+            all.iter().map(|v| Port::of(v, &initialisers)).collect()
         };
         let mut operators = BTreeSet::new();
         let mut waiting = vec![&graph];
@@ -132,17 +177,13 @@ impl TestModel {
                 waiting.extend(node.attribute.iter().filter_map(|a| a.g.as_ref()));
             }
         }
-        Ok(Self {
-            folder: folder.to_owned(),
-            inputs: ports(&graph.input),
-            outputs: ports(&graph.output),
-            operators,
-        })
+        let (inputs, outputs) = (ports(&graph.input), ports(&graph.output));
+        Ok(Self { place: place.to_owned(), path, inputs, outputs, operators })
     }
 
     /// The model's file.
-    pub fn path(&self) -> PathBuf {
-        self.folder.join(Self::MODEL)
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The operators that the model uses, subgraphs included; those of other domains than ai.onnx
@@ -163,13 +204,16 @@ impl TestModel {
             && !self.operators.iter().any(|o| o.contains('.'))
     }
 
-    /// The folders of inputs and outputs, by name.
+    /// The folders of inputs and outputs, by name; of a model beside its outputs, its file.
     ///
     /// # Errors
     /// If the folder cannot be read, or has none.
     pub fn sets(&self) -> Result<Vec<PathBuf>> {
+        if self.place == self.path {
+            return Ok(vec![self.path.clone()]);
+        }
         let mut sets = Vec::new();
-        for entry in std::fs::read_dir(&self.folder)? {
+        for entry in std::fs::read_dir(&self.place)? {
             let path = entry?.path();
             let is_set =
                 path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("test_data_set"));
@@ -178,13 +222,15 @@ impl TestModel {
             }
         }
         if sets.is_empty() {
-            bail!(Missing, "`{}` has no folder `test_data_set_0`", self.folder.display());
+            bail!(Missing, "`{}` has no folder `test_data_set_0`", self.place.display());
         }
         sets.sort();
         Ok(sets)
     }
 
     /// The inputs and the expected outputs of a set, each with the name that the model gives it.
+    /// Inputs that have a default may be left out: where the set has fewer files, they are those of
+    /// the other inputs.
     ///
     /// # Errors
     /// If a file is damaged or holds what no value here can, or there are more files than the
@@ -194,24 +240,47 @@ impl TestModel {
         set: &Path,
         limits: &Limits,
     ) -> Result<(Vec<(String, Value)>, Vec<(String, Value)>)> {
-        let read = |kind: &str, ports: &[Port]| -> Result<Vec<(String, Value)>> {
-            let mut all = Vec::new();
-            for k in 0.. {
-                let path = set.join(format!("{kind}_{k}.pb"));
-                if path.symlink_metadata().is_err() {
-                    break;
-                }
-                let Some(port) = ports.get(k) else {
-                    bail!(Format, "`{}` is one more than the model has", path.display());
-                };
-                let value = read_value(&path, &port.declared, limits)
-                    .map_err(|e| e.within(&format!("`{}`", path.display())))?;
-                all.push((port.name.clone(), value));
-            }
-            Ok(all)
-        };
-        Ok((read("input", &self.inputs)?, read("output", &self.outputs)?))
+        let needed: Vec<&Port> = self.inputs.iter().filter(|p| !p.has_default).collect();
+        let outputs: Vec<&Port> = self.outputs.iter().collect();
+        if set == self.path {
+            let rising = |p: &&Port| Ok((p.name.clone(), p.rising()?));
+            let inputs = needed.iter().map(rising).collect::<Result<_>>()?;
+            return Ok((inputs, read_files(|k| output_beside(set, k), &outputs, limits)?));
+        }
+        let input = |k: usize| set.join(format!("input_{k}.pb"));
+        let given = (0..self.inputs.len()).take_while(|k| exists(&input(*k))).count();
+        let inputs = if given > needed.len() { self.inputs.iter().collect() } else { needed };
+        let output = |k: usize| set.join(format!("output_{k}.pb"));
+        Ok((read_files(input, &inputs, limits)?, read_files(output, &outputs, limits)?))
     }
+}
+
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// `DIR/NAME_output_0.pb` for `DIR/NAME.onnx`.
+fn output_beside(model: &Path, k: usize) -> PathBuf {
+    let stem = model.file_stem().unwrap_or_default().to_string_lossy();
+    model.with_file_name(format!("{stem}_output_{k}.pb"))
+}
+
+/// The values of the files 0, 1, …, as far as there are any, with the names of the ports.
+fn read_files(
+    path: impl Fn(usize) -> PathBuf,
+    ports: &[&Port],
+    limits: &Limits,
+) -> Result<Vec<(String, Value)>> {
+    let mut all = Vec::new();
+    for (k, path) in (0..).map(|k| (k, path(k))).take_while(|(_, path)| exists(path)) {
+        let Some(port) = ports.get(k) else {
+            bail!(Format, "`{}` is one more than the model has", path.display());
+        };
+        let value = read_value(&path, &port.declared, limits)
+            .map_err(|e| e.within(&format!("`{}`", path.display())))?;
+        all.push((port.name.clone(), value));
+    }
+    Ok(all)
 }
 
 fn read_value(path: &Path, declared: &Declared, limits: &Limits) -> Result<Value> {
@@ -310,6 +379,105 @@ mod tests {
             optional(OptionalProto::default(), &of, &limits).unwrap(),
             Value::Optional(None)
         );
+    }
+
+    /// `y = x + w` with the default 1 for `w`, which is an input, too.
+    fn old_model() -> Vec<u8> {
+        let info = |name: &str| pb::ValueInfoProto {
+            name: Some(name.to_owned()),
+            r#type: Some(pb::TypeProto {
+                value: Some(pb::type_proto::Value::TensorType(pb::type_proto::Tensor {
+                    elem_type: Some(DType::F32 as i32),
+                    shape: Some(pb::TensorShapeProto {
+                        dim: vec![pb::tensor_shape_proto::Dimension {
+                            value: Some(pb::tensor_shape_proto::dimension::Value::DimValue(4)),
+                            ..Default::default()
+                        }],
+                    }),
+                })),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let node = pb::NodeProto {
+            input: vec!["w".to_owned(), "x".to_owned()],
+            output: vec!["y".to_owned()],
+            op_type: Some("Add".to_owned()),
+            ..Default::default()
+        };
+        let graph = pb::GraphProto {
+            node: vec![node],
+            initializer: vec![pb::TensorProto { name: Some("w".to_owned()), ..floats(&[1.0; 4]) }],
+            input: vec![info("w"), info("x")],
+            output: vec![info("y")],
+            ..Default::default()
+        };
+        let opset = pb::OperatorSetIdProto { version: Some(7), ..Default::default() };
+        pb::ModelProto {
+            ir_version: Some(3),
+            graph: Some(graph),
+            opset_import: vec![opset],
+            ..Default::default()
+        }
+        .encode_to_vec()
+    }
+
+    fn floats(data: &[f32]) -> pb::TensorProto {
+        pb::TensorProto {
+            dims: vec![data.len() as i64],
+            data_type: Some(DType::F32 as i32),
+            float_data: data.to_vec(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn files_are_those_of_inputs_without_a_default() {
+        use crate::check::{OnnxMode, Status, find_onnx_tests, run_onnx_test};
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, bytes: &[u8]| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        };
+        let file = |data: [f32; 4]| floats(&data).encode_to_vec();
+        for test in ["few", "all"] {
+            write(&format!("{test}/model.onnx"), &old_model());
+        }
+        write("few/test_data_set_0/input_0.pb", &file([1.0, 2.0, 3.0, 4.0]));
+        write("few/test_data_set_0/output_0.pb", &file([2.0, 3.0, 4.0, 5.0]));
+        // What is fed over the default takes its place.
+        write("all/test_data_set_0/input_0.pb", &file([10.0; 4]));
+        write("all/test_data_set_0/input_1.pb", &file([1.0, 2.0, 3.0, 4.0]));
+        write("all/test_data_set_0/output_0.pb", &file([11.0, 12.0, 13.0, 14.0]));
+        // A model beside its output: what it is fed is 0, 1/4, 2/4, 3/4.
+        write("light.onnx", &old_model());
+        write("light_output_0.pb", &file([1.0, 1.25, 1.5, 1.75]));
+        write("wrong.onnx", &old_model());
+        write("wrong_output_0.pb", &file([1.0, 1.25, 1.5, 2.0]));
+        write("alone.onnx", &old_model());
+
+        let tests = find_onnx_tests(folder.path()).unwrap();
+        let reports: Vec<_> = tests
+            .iter()
+            .flat_map(|t| [OnnxMode::Whole, OnnxMode::Cut(1)].map(|mode| run_onnx_test(t, mode)))
+            .map(|r| (r.case.clone(), r.status))
+            .collect();
+        let of = |case: &str, status| [(case.to_owned(), status), (case.to_owned(), status)];
+        let want = [
+            of("all", Status::Passed),
+            of("few", Status::Passed),
+            of("light", Status::Passed),
+            of("wrong", Status::Failed),
+        ];
+        assert_eq!(reports, want.concat());
+        let one = find_onnx_tests(&folder.path().join("light.onnx")).unwrap();
+        assert_eq!(one, [folder.path().join("light.onnx")]);
+        let test = TestModel::open(&folder.path().join("few")).unwrap();
+        write("few/test_data_set_0/input_1.pb", &file([0.0; 4]));
+        write("few/test_data_set_0/input_2.pb", &file([0.0; 4]));
+        let error = test.read_set(&test.sets().unwrap()[0], &Limits::default()).unwrap_err();
+        assert!(error.to_string().contains("one more than the model has"), "{error}");
     }
 
     #[test]

@@ -168,6 +168,7 @@ impl Direct {
                             a_next: a,
                             b: scratch.strips.as_ptr().wrapping_add(line + x),
                             b_k: 0,
+                            b_next: scratch.strips.as_ptr(),
                             b_at: Some(&scratch.offsets[k0..k1]),
                             c: c.wrapping_add(i0 * out_plane + position),
                             c_row: out_plane,

@@ -46,7 +46,11 @@ pub struct ConvEpilogue<'a> {
 }
 
 impl<'a> ConvEpilogue<'a> {
-    fn check(&self, channels: usize, elements: usize) -> Result<(), KernelError> {
+    pub(in crate::kernels) fn check(
+        &self,
+        channels: usize,
+        elements: usize,
+    ) -> Result<(), KernelError> {
         if let Some(b) = self.bias {
             check_len("bias", b.len(), channels)?;
         }
@@ -159,7 +163,11 @@ impl PackedConv {
     }
 }
 
-fn check_groups(groups: usize, a: usize, b: usize) -> Result<(), KernelError> {
+pub(in crate::kernels) fn check_groups(
+    groups: usize,
+    a: usize,
+    b: usize,
+) -> Result<(), KernelError> {
     if groups == 0 || !a.is_multiple_of(groups) || !b.is_multiple_of(groups) {
         return Err(KernelError::Invalid {
             operand: "groups",

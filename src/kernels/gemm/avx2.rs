@@ -8,11 +8,11 @@ use std::arch::x86_64::*;
 const ROWS: usize = 6;
 const COLS: usize = 16;
 
-/// Rows of A are read where they lie.
-const IN_PLACE: u8 = 0;
-/// A is packed.
-const PACKED: u8 = 1;
-/// A is packed, and rows of B lie at given places.
+/// Rows of B are those of a panel, one after the other.
+const PANEL: u8 = 0;
+/// Rows of B lie at equal distances.
+const STRIDED: u8 = 1;
+/// Rows of B lie at given places.
 const SCATTERED: u8 = 2;
 
 pub(super) static KERNEL: Kernel =
@@ -23,27 +23,32 @@ pub(super) static KERNEL: Kernel =
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile(t: &Tile<'_>) {
     macro_rules! by_rows {
-        ($v:literal, $how:ident) => {
+        ($v:literal, $packed:literal, $b:ident) => {
             match t.rows {
-                1 => rows::<1, $v, $how>(t),
-                2 => rows::<2, $v, $how>(t),
-                3 => rows::<3, $v, $how>(t),
-                4 => rows::<4, $v, $how>(t),
-                5 => rows::<5, $v, $how>(t),
-                _ => rows::<ROWS, $v, $how>(t),
+                1 => rows::<1, $v, $packed, $b>(t),
+                2 => rows::<2, $v, $packed, $b>(t),
+                3 => rows::<3, $v, $packed, $b>(t),
+                4 => rows::<4, $v, $packed, $b>(t),
+                5 => rows::<5, $v, $packed, $b>(t),
+                _ => rows::<ROWS, $v, $packed, $b>(t),
             }
         };
     }
     let packed = t.a_row == 1 && t.a_k == t.rows;
+    let panel = t.b_k == COLS;
     // SAFETY: the tile has 1 to 6 rows, and its pointers are valid for what it describes.
     unsafe {
         match (t.narrow, packed, t.b_at) {
-            (false, _, Some(_)) => by_rows!(2, SCATTERED),
-            (true, _, Some(_)) => by_rows!(1, SCATTERED),
-            (false, true, None) => by_rows!(2, PACKED),
-            (true, true, None) => by_rows!(1, PACKED),
-            (false, false, None) => by_rows!(2, IN_PLACE),
-            (true, false, None) => by_rows!(1, IN_PLACE),
+            (false, _, Some(_)) => by_rows!(2, true, SCATTERED),
+            (true, _, Some(_)) => by_rows!(1, true, SCATTERED),
+            (false, true, None) if panel => by_rows!(2, true, PANEL),
+            (true, true, None) if panel => by_rows!(1, true, PANEL),
+            (false, true, None) => by_rows!(2, true, STRIDED),
+            (true, true, None) => by_rows!(1, true, STRIDED),
+            (false, false, None) if panel => by_rows!(2, false, PANEL),
+            (true, false, None) if panel => by_rows!(1, false, PANEL),
+            (false, false, None) => by_rows!(2, false, STRIDED),
+            (true, false, None) => by_rows!(1, false, STRIDED),
         }
         if let Some(f) = &t.finish {
             second_pass(f, t);
@@ -57,7 +62,7 @@ unsafe fn tile(t: &Tile<'_>) {
 /// # Safety
 /// As for [`Kernel::tile`], for R rows and V · 8 columns.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn rows<const R: usize, const V: usize, const HOW: u8>(t: &Tile<'_>) {
+unsafe fn rows<const R: usize, const V: usize, const PACKED: bool, const B: u8>(t: &Tile<'_>) {
     // SAFETY: the pointers are valid for R rows, k depths and the columns of the tile.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); V]; R];
@@ -68,39 +73,61 @@ unsafe fn rows<const R: usize, const V: usize, const HOW: u8>(t: &Tile<'_>) {
                 }
             }
         }
-        let mut b = t.b;
-        let mut a = t.a;
-        // Rows read in place are asked for one tile ahead, one row after the other.
-        let (mut row, mut next) = (0, t.a_next);
         // The output is asked for while the sums are made.
         for i in 0..R {
             _mm_prefetch::<_MM_HINT_T0>(t.c.wrapping_add(i * t.c_row).cast());
             _mm_prefetch::<_MM_HINT_T0>(t.c.wrapping_add(i * t.c_row + V * 8 - 1).cast());
         }
         let scattered = t.b_at.unwrap_or(&[]).as_ptr();
-        for p in 0..t.k {
-            if HOW == SCATTERED {
-                b = t.b.add(*scattered.add(p));
-            }
-            if HOW == IN_PLACE {
-                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(row).cast());
-                next = next.wrapping_add(t.a_k);
-                row = if row == (R - 1) * t.a_row { 0 } else { row + t.a_row };
-            }
-            let mut bv = [_mm256_setzero_ps(); V];
-            for v in 0..V {
-                bv[v] = _mm256_loadu_ps(b.add(v * 8));
-            }
-            for i in 0..R {
-                let x = _mm256_broadcast_ss(&*a.add(if HOW == IN_PLACE { i * t.a_row } else { i }));
+        // A step is unrolled: what is not a multiply-add or one of its loads takes the place of
+        // one where another thread shares the core.
+        let (mut p, mut a, mut b, mut next) = (0, t.a, t.b, t.b_next);
+        macro_rules! step {
+            ($l:expr) => {{
+                let line = match B {
+                    SCATTERED => t.b.add(*scattered.add(p + $l)),
+                    PANEL => b.add($l * COLS),
+                    _ => b.add($l * t.b_k),
+                };
+                let mut bv = [_mm256_setzero_ps(); V];
                 for v in 0..V {
-                    acc[i][v] = _mm256_fmadd_ps(x, bv[v], acc[i][v]);
+                    bv[v] = _mm256_loadu_ps(line.add(v * 8));
+                }
+                for i in 0..R {
+                    let at = if PACKED { $l * R + i } else { i * t.a_row + $l };
+                    let x = _mm256_broadcast_ss(&*a.add(at));
+                    for v in 0..V {
+                        acc[i][v] = _mm256_fmadd_ps(x, bv[v], acc[i][v]);
+                    }
+                }
+            }};
+        }
+        while p + 4 <= t.k {
+            if B == PANEL {
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(COLS).cast());
+                next = next.wrapping_add(2 * COLS);
+            }
+            if !PACKED && p % 16 == 0 {
+                // Rows that lie far apart are asked for a tile ahead, a line of each at a time.
+                for i in 0..R {
+                    let line = t.a_next.wrapping_add(i * t.a_row + p);
+                    _mm_prefetch::<_MM_HINT_T0>(line.cast());
                 }
             }
-            a = a.wrapping_add(if HOW == IN_PLACE { t.a_k } else { R });
-            if HOW != SCATTERED {
-                b = b.wrapping_add(t.b_k);
-            }
+            step!(0);
+            step!(1);
+            step!(2);
+            step!(3);
+            p += 4;
+            a = a.wrapping_add(if PACKED { 4 * R } else { 4 });
+            b = b.wrapping_add(4 * t.b_k);
+        }
+        while p < t.k {
+            step!(0);
+            p += 1;
+            a = a.wrapping_add(if PACKED { R } else { 1 });
+            b = b.wrapping_add(t.b_k);
         }
         if let Some(f) = &t.finish {
             if f.alpha != 1.0 {

@@ -20,6 +20,13 @@ const PACK_A_PANELS: usize = 4;
 /// Rows up to which B is read where it lies rather than packed.
 const IN_PLACE_ROWS: usize = 12;
 
+/// Depths of each block of a sum over `k`: as near to [`DEPTH`] as blocks of equal depth can be, so
+/// that none is a leftover which reads and writes C for a few products.
+fn block_depth(k: usize) -> usize {
+    let blocks = ((k + DEPTH / 2) / DEPTH).max(1);
+    k.div_ceil(blocks).next_multiple_of(4)
+}
+
 /// The left operand as the loops see it.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) enum Left<'a> {
@@ -124,7 +131,7 @@ impl Block<'_> {
     ) {
         let nr = self.kernel.cols;
         // The previous contents of C enter at the end, so its place is not free for partial sums.
-        let depth = if self.epilogue.beta == 0.0 { DEPTH } else { self.k.max(1) };
+        let depth = if self.epilogue.beta == 0.0 { block_depth(self.k) } else { self.k.max(1) };
         let in_place = match self.right {
             Right::Virtual { rows: Some(b), .. } if rows.len() <= IN_PLACE_ROWS => Some(b),
             _ => None,
@@ -226,8 +233,15 @@ impl Block<'_> {
                     b = unsafe { edge.copy_panel(b, b_k, kc, width, nr) };
                     b_k = nr;
                 }
+                // The first two tiles of a panel ask for a half each of the next one.
+                let next = b.wrapping_add(if j + nr < cols.end { view.panel_stride } else { 0 });
                 for t in t0..t1 {
                     let (i0, i1) = (base + tiles.start(t), base + tiles.start(t + 1));
+                    let b_next = match t - t0 {
+                        0 => next,
+                        1 => next.wrapping_add(kc / 2 * nr),
+                        _ => b,
+                    };
                     let (a, a_row, a_k) = match self.left {
                         Left::Packed(a) => {
                             let at = i0 * self.k + ks.start * (i1 - i0);
@@ -251,6 +265,7 @@ impl Block<'_> {
                         a_next: a.wrapping_add((i1 - i0) * a_row),
                         b,
                         b_k,
+                        b_next,
                         b_at: None,
                         c: c.wrapping_add(i0 * self.c_row + j),
                         c_row: self.c_row,

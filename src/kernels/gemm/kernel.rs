@@ -15,7 +15,8 @@ pub(in crate::kernels) struct Tile<'a> {
     /// 1 up to the rows of the kernel.
     pub rows: usize,
     pub k: usize,
-    /// Element (i, p) of A is `a[i * a_row + p * a_k]`.
+    /// Element (i, p) of A is `a[i * a_row + p * a_k]`; either `a_k` is 1, or A is packed: then
+    /// `a_row` is 1 and `a_k` is `rows`.
     pub a: *const f32,
     pub a_row: usize,
     pub a_k: usize,
@@ -24,6 +25,8 @@ pub(in crate::kernels) struct Tile<'a> {
     /// Row p of B starts at `b[p * b_k]`.
     pub b: *const f32,
     pub b_k: usize,
+    /// Rows of B that are wanted after this tile, half as many as it reads; only ever prefetched.
+    pub b_next: *const f32,
     /// Row p of B starts at `b[b_at[p]]` instead; A is packed then.
     pub b_at: Option<&'a [usize]>,
     pub c: *mut f32,

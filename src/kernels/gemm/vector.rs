@@ -191,6 +191,7 @@ impl<'a> Job<'a> {
                 a_next: sums.as_ptr(),
                 b: sums.as_ptr(),
                 b_k: 0,
+                b_next: sums.as_ptr(),
                 b_at: None,
                 c: sums[i..].as_mut_ptr(),
                 c_row: step,

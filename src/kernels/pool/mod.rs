@@ -6,7 +6,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-mod scalar;
+pub(in crate::kernels) mod scalar;
 
 #[cfg(test)]
 mod tests;
@@ -194,12 +194,12 @@ fn pool2d_on(
 }
 
 /// A mean, 0 where nothing was counted.
-fn divide(sum: f32, count: f32) -> f32 {
+pub(in crate::kernels) fn divide(sum: f32, count: f32) -> f32 {
     sum / if count == 0.0 { 1.0 } else { count }
 }
 
 /// Positions along one axis that an average counts for output `i`.
-fn counted(
+pub(in crate::kernels) fn counted(
     kind: PoolKind,
     size: usize,
     kernel: usize,

@@ -3,7 +3,7 @@
 use crate::kernels::strip::Strip;
 
 /// The larger of two values; NaN where either is.
-pub(super) fn max(a: f32, b: f32) -> f32 {
+pub(in crate::kernels) fn max(a: f32, b: f32) -> f32 {
     if b > a || b.is_nan() { b } else { a }
 }
 

@@ -30,8 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::infer::{Known, infer_graph};
 use super::{
-    CompileOptions, CpuKernel, Infer, Io, OpDef, OpRegistry, Prepare, Program, RunContext, batch,
-    cost,
+    CompileOptions, CpuKernel, Infer, Io, OpDef, OpRegistry, Prepare, Program, batch, cost,
 };
 use crate::error::{Result, err};
 use crate::graph::{Attribute, Dim, Fact, Graph, Node, ValueId};
@@ -290,8 +289,7 @@ impl CpuKernel for Composite {
             }
             inputs.push(io.take(k)?);
         }
-        let context = RunContext { pool: io.pool().clone(), threads: io.threads().clone() };
-        for value in program.run(inputs, &context)? {
+        for value in program.run(inputs, io.context())? {
             io.emit(value);
         }
         Ok(())

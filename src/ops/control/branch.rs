@@ -4,7 +4,7 @@ use super::super::case::{Case, ints, iota};
 use super::super::def::types::{BOOLS, STORED};
 use super::super::infer::Known;
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
-use super::{built, captured, compiled, context, free_only};
+use super::{built, captured, compiled, free_only};
 use crate::error::{Result, bail, err};
 use crate::graph::Fact;
 use crate::tensor::Tensor;
@@ -58,7 +58,7 @@ impl CpuKernel for If {
         let all = io.input_count();
         let inputs =
             (all - self.captures.min(all)..all).map(|k| io.take(k)).collect::<Result<_>>()?;
-        for value in branch.run(inputs, &context(io))? {
+        for value in branch.run(inputs, io.context())? {
             io.emit(value);
         }
         Ok(())

@@ -5,7 +5,7 @@ use super::super::infer::Known;
 use super::super::sequence::{sequence, without};
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
 use super::repeat::BODY;
-use super::{built, captured, compiled, context, free_only};
+use super::{built, captured, compiled, free_only};
 use crate::error::{Result, bail};
 use crate::graph::{Attribute, Fact};
 use crate::tensor::{Tensor, Value};
@@ -67,7 +67,7 @@ impl CpuKernel for Map {
         let own = all - self.captures.min(all);
         let count = sequence(io, 0)?.len();
         let mut made: Vec<Vec<Value>> = vec![Vec::with_capacity(count); self.outputs];
-        let context = context(io);
+        let context = io.context();
         for at in 0..count {
             let mut inputs = Vec::with_capacity(all);
             for k in 0..all {
@@ -81,7 +81,7 @@ impl CpuKernel for Map {
                     other => other.clone(),
                 });
             }
-            for (list, value) in made.iter_mut().zip(self.body.run(inputs, &context)?) {
+            for (list, value) in made.iter_mut().zip(self.body.run(inputs, context)?) {
                 list.push(value);
             }
         }

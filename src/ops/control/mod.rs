@@ -9,7 +9,7 @@ mod tests;
 
 use super::batch::{BatchFlow, BatchQuery};
 use super::infer::Known;
-use super::{Infer, Io, Prepare, Program, RunContext};
+use super::{Infer, Prepare, Program};
 use crate::error::{Result, bail};
 use crate::graph::Graph;
 
@@ -34,10 +34,6 @@ fn free_only(q: &BatchQuery<'_>) -> BatchFlow {
     } else {
         Err("it runs a subgraph, through which the batch is not followed".to_owned())
     }
-}
-
-fn context(io: &Io<'_>) -> RunContext {
-    RunContext { pool: io.pool().clone(), threads: io.threads().clone() }
 }
 
 fn captured(i: &Infer<'_>) -> Vec<Known> {

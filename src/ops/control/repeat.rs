@@ -5,7 +5,7 @@ use super::super::concat::concat;
 use super::super::def::types::{BOOLS, I64S, STORED};
 use super::super::infer::Known;
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
-use super::{built, captured, compiled, context, free_only};
+use super::{built, captured, compiled, free_only};
 use crate::error::{Result, bail, err};
 use crate::graph::{Attribute, Dim, Fact, Graph, Node};
 use crate::tensor::{Tensor, Value};
@@ -73,7 +73,7 @@ impl CpuKernel for Loop {
         let captured: Vec<Value> =
             (all - self.captures.min(all)..all).map(|k| io.take(k)).collect::<Result<_>>()?;
         let mut scans: Vec<Vec<Tensor>> = vec![Vec::new(); self.scans.len()];
-        let context = context(io);
+        let context = io.context();
         let mut iteration = 0i64;
         while condition && limit.is_none_or(|m| iteration < m) {
             let mut inputs = Vec::with_capacity(2 + values.len() + captured.len());
@@ -81,7 +81,7 @@ impl CpuKernel for Loop {
             inputs.push(Value::from(Tensor::scalar(true)));
             inputs.append(&mut values);
             inputs.extend(captured.iter().cloned());
-            let mut made = self.body.run(inputs, &context)?.into_iter();
+            let mut made = self.body.run(inputs, context)?.into_iter();
             let next = made.next().ok_or_else(|| err!(Internal, "the body has no condition"))?;
             condition = next.tensor()?.item::<bool>()?;
             values.extend(made.by_ref().take(self.carried));

@@ -7,7 +7,7 @@ use super::super::infer::Known;
 use super::super::movement::{Strided, walked};
 use super::super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Program, cost};
 use super::repeat::BODY;
-use super::{built, captured, compiled, context, free_only};
+use super::{built, captured, compiled, free_only};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Fact, Node};
 use crate::tensor::{Tensor, Value, normalise_axis, strides};
@@ -164,7 +164,7 @@ impl Scan {
         let steps = steps.unwrap_or(0);
         let mut states = states;
         let mut made: Vec<Vec<Tensor>> = vec![Vec::with_capacity(steps); plan.output_axes.len()];
-        let context = context(io);
+        let context = io.context();
         for step in 0..steps {
             let mut inputs = std::mem::take(&mut states);
             for (k, (t, axis)) in scans.iter().zip(&axes).enumerate() {
@@ -172,7 +172,7 @@ impl Scan {
                 inputs.push(slice(io, t, *axis, at)?.into());
             }
             inputs.extend(captured.iter().cloned());
-            let mut out = self.body.run(inputs, &context)?.into_iter();
+            let mut out = self.body.run(inputs, context)?.into_iter();
             states.extend(out.by_ref().take(plan.states));
             for (parts, part) in made.iter_mut().zip(out) {
                 parts.push(part.into_tensor()?);

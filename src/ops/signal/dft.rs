@@ -8,7 +8,8 @@ use crate::ops::def::types::{FLOATS, INDICES};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, batch, cost};
 use crate::tensor::{DType, Tensor, cast, element_count, normalise_axis};
 
-/// The discrete Fourier transform along an axis; the last axis holds real and imaginary parts.
+/// The discrete Fourier transform along an axis; the last axis holds real and imaginary parts. The
+/// inverse of a one-sided transform gives real numbers alone.
 pub(in crate::ops) static DFT: OpDef = OpDef {
     name: "DFT",
     domain: "",
@@ -42,15 +43,33 @@ struct Dft {
 impl Dft {
     fn of(node: &Node) -> Result<Self> {
         let default = if node.version < 20 { 1 } else { -2 };
-        let this = Self {
+        Ok(Self {
             axis: node.int_or("axis", default)?,
             inverse: node.int_or("inverse", 0)? != 0,
             onesided: node.int_or("onesided", 0)? != 0,
-        };
-        if this.inverse && this.onesided {
-            bail!(Unsupported, "the inverse of a one-sided transform is not implemented");
+        })
+    }
+
+    /// Whether half of what is transformed follows from the other half, and what comes out is real.
+    fn to_real(&self) -> bool {
+        self.inverse && self.onesided
+    }
+
+    /// Fills a row with the numbers `at(0)`, `at(1)`, … that are there.
+    fn fill(&self, row: &mut [Complex], at: impl Fn(usize) -> Complex) {
+        let length = row.len();
+        if !self.to_real() {
+            row.iter_mut().enumerate().for_each(|(k, v)| *v = at(k));
+            return;
         }
-        Ok(this)
+        for k in 0..=length / 2 {
+            let [real, imaginary] = at(k);
+            // What is its own mirror image is real.
+            let mirror = (length - k) % length;
+            let imaginary = if mirror == k { 0.0 } else { imaginary };
+            row[mirror] = [real, -imaginary];
+            row[k] = [real, imaginary];
+        }
     }
 
     /// The axis of a tensor of `rank`, which is not the last one.
@@ -75,12 +94,14 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
                     Some([n]) => n.clone(),
                     _ => i.fresh(),
                 };
+            } else if this.to_real() {
+                shape[axis] = (shape[axis].clone() - Dim::fixed(1)) * Dim::fixed(2);
             }
-            if this.onesided {
+            if this.onesided && !this.inverse {
                 shape[axis] = shape[axis].floor_div(&Dim::fixed(2)) + Dim::fixed(1);
             }
             if let Some(last) = shape.last_mut() {
-                *last = Dim::fixed(2);
+                *last = Dim::fixed(if this.to_real() { 1 } else { 2 });
             }
             Some(shape)
         }
@@ -111,17 +132,27 @@ impl CpuKernel for Dft {
         let axis = self.axis(one(io.optional(2)?, "axis")?, x.rank())?;
         let extent = x.shape()[axis];
         let length = match one(io.optional(1)?, "dft_length")? {
+            None if self.to_real() && extent < 2 => {
+                bail!(
+                    Shape,
+                    "{} has {extent} numbers along axis {axis}, too few for the inverse \
+                              of a one-sided transform; give `dft_length`",
+                    x.describe()
+                )
+            }
+            None if self.to_real() => 2 * (extent - 1),
             None => extent,
             Some(n) => match usize::try_from(n) {
                 Ok(n) if n > 0 => n,
                 _ => bail!(Shape, "`dft_length` is {n}, expected at least 1"),
             },
         };
-        let made = if self.onesided { length / 2 + 1 } else { length };
+        let made = if self.onesided && !self.inverse { length / 2 + 1 } else { length };
+        let gives = if self.to_real() { 1 } else { 2 };
         let mut shape = x.shape().to_vec();
         shape[axis] = made;
         if let Some(last) = shape.last_mut() {
-            *last = 2;
+            *last = gives;
         }
         element_count(&shape, 8)?;
         // Rows are padded to a power of two of up to four times their length.
@@ -136,18 +167,18 @@ impl CpuKernel for Dft {
         let mut row: Vec<Complex> = vec![[0.0; 2]; length];
         for o in 0..outer {
             for i in 0..inner {
-                for (k, v) in row.iter_mut().enumerate() {
+                self.fill(&mut row, |k| {
                     let at = ((o * extent + k) * inner + i) * parts;
-                    *v = match (k < extent, parts) {
+                    match (k < extent, parts) {
                         (false, _) => [0.0; 2],
                         (true, 1) => [from[at], 0.0],
                         (true, _) => [from[at], from[at + 1]],
-                    };
-                }
+                    }
+                });
                 fourier.apply(&mut row);
                 for (k, v) in row.iter().take(made).enumerate() {
-                    let at = ((o * made + k) * inner + i) * 2;
-                    to[at..at + 2].copy_from_slice(v);
+                    let at = ((o * made + k) * inner + i) * gives;
+                    to[at..at + gives].copy_from_slice(&v[..gives]);
                 }
             }
         }
@@ -169,6 +200,17 @@ fn cases() -> Vec<Case> {
             .absent()
             .input(filled(&[], &[0_i64]))
             .output(filled(&[4, 1, 2], &[1.0_f32, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0, 0.0])),
+        new(20, "the inverse of one side")
+            .attr("inverse", 1)
+            .attr("onesided", 1)
+            .input(filled(&[1, 3, 2], &want[..6]))
+            .output(x()),
+        new(17, "the inverse of one side of an odd number")
+            .attr("inverse", 1)
+            .attr("onesided", 1)
+            .input(filled(&[1, 2, 2], &[6.0_f32, 9.0, -1.5, 0.866_025_4]))
+            .input(filled(&[], &[3_i64]))
+            .output(filled(&[1, 3, 1], &[1.0_f32, 2.0, 3.0])),
         new(20, "three of them")
             .input(x())
             .input(filled(&[], &[3_i64]))

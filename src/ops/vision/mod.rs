@@ -1,15 +1,21 @@
-//! Sampling of images: grids, regions, windows laid out as columns.
+//! Images: decoding, sampling by grids and regions, windows laid out as columns.
 
 mod affine_grid;
 mod col2im;
 mod deform_conv;
 mod grid_sample;
+#[cfg(feature = "image")]
+mod image_decoder;
 mod roi;
 
 pub(super) use affine_grid::AFFINE_GRID;
 pub(super) use col2im::COL2IM;
 pub(super) use deform_conv::DEFORM_CONV;
 pub(super) use grid_sample::GRID_SAMPLE;
+#[cfg(feature = "image")]
+pub(super) use image_decoder::IMAGE_DECODER;
+#[cfg(feature = "image")]
+pub use image_decoder::fuzz_images;
 pub(super) use roi::{MAX_ROI_POOL, ROI_ALIGN};
 
 /// The value between the four pixels around a point of a plane of `height` × `width`; what is
