@@ -3,7 +3,7 @@
 use super::{Layout, zeros};
 use crate::error::{Result, bail};
 use crate::graph::Node;
-use crate::kernels::Spread;
+use crate::kernels::{KernelError, Spread};
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::composite::MICROSOFT;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
@@ -176,7 +176,7 @@ fn one_by_one<Q: Back>(
     scale: Spread<'_>,
     zero: Spread<'_>,
     out: &mut [f32],
-) -> Result<()> {
+) -> std::result::Result<(), KernelError> {
     for (i, (o, &x)) in out.iter_mut().zip(x).enumerate() {
         *o = (x.into() as f32 - zero.at(i)) * scale.at(i);
     }

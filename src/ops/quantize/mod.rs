@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use super::batch::{BatchFlow, BatchQuery};
 use crate::error::{Result, bail};
 use crate::graph::Node;
-use crate::kernels::{Spread, quantize_one};
+use crate::kernels::{KernelError, Spread, quantize_one};
 use crate::ops::Threads;
 use crate::ops::elementwise::spread;
 use crate::tensor::{DType, Element, Shape, Tensor, normalise_axis};
@@ -260,7 +260,7 @@ fn one_by_one<Q: Quantized>(
     scale: Spread<'_>,
     zero: Spread<'_>,
     out: &mut [Q],
-) -> Result<()> {
+) -> std::result::Result<(), KernelError> {
     for (i, (o, &x)) in out.iter_mut().zip(x).enumerate() {
         *o = Q::quantize(x, scale.at(i), zero.at(i));
     }
