@@ -26,6 +26,7 @@ mod parallel;
 mod peak;
 mod pool;
 mod qgemm;
+mod quantize;
 mod strip;
 mod window;
 
@@ -47,7 +48,9 @@ pub use pool::{
     AveragePool, PoolKind, average_pool2d, global_average_pool, global_max_pool, max_pool2d,
     pool_nd,
 };
-pub use qgemm::{Bytes, PackedQ, QMatRef, qgemm};
+pub use qgemm::{Bytes, Grid, PackedQ, QEpilogue, QMatRef, QOut, qgemm, qgemm_into};
+pub use quantize::{Byte, Spread, dequantize, quantize};
+pub(crate) use quantize::{quantize_one, round_even};
 pub use window::Window;
 
 #[cfg(test)]

@@ -198,6 +198,7 @@ pub static TABLE: &[&OpDef] = &[
     // matmul/
     &matmul::MATMUL,
     &matmul::FUSED_MATMUL,
+    &matmul::QMATMUL,
     &matmul::GEMM,
     &matmul::FUSED_GEMM,
     &matmul::MATMUL_INTEGER,

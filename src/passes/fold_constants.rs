@@ -11,7 +11,17 @@ use crate::tensor::{BufferPool, Tensor, Value};
 const LARGE_BYTES: usize = 1 << 20;
 const LARGEST_GROWTH: usize = 4;
 
+/// All but the weights that integer products take ([`super::qdq`]).
 pub(super) fn run(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Result<usize> {
+    fold(graph, registry, true)
+}
+
+/// Every such node.
+pub(super) fn run_all(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Result<usize> {
+    fold(graph, registry, false)
+}
+
+fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<usize> {
     let context = RunContext { pool: BufferPool::new(0), ..RunContext::default() };
     let mut changes = 0;
     for i in 0..graph.nodes.len() {
@@ -21,7 +31,7 @@ pub(super) fn run(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Resu
             && !node.is_random()
             && node.inputs.iter().flatten().all(constant)
             && (node.inputs.iter().flatten().next().is_some() || node.op == "Constant");
-        if !foldable {
+        if !foldable || keep_weights && super::qdq::keeps(graph, node) {
             continue;
         }
         let mut single = Graph::new("constant");

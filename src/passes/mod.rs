@@ -12,6 +12,7 @@ mod fuse_activations;
 mod fuse_conv;
 mod fuse_matmul;
 mod inline_if;
+mod qdq;
 mod readers;
 mod remove_identity;
 
@@ -87,6 +88,20 @@ pub static PASSES: &[Pass] = &[
         name: "fuse-activations",
         summary: "recognises HardSwish, Silu and Gelu that are spelt out in smaller operators",
         run: fuse_activations::run,
+        in_subgraphs: true,
+        scope: Scope::Segments,
+    },
+    Pass {
+        name: "qdq",
+        summary: "multiplies quantised numbers as integers, not as the floats they stand for",
+        run: qdq::run,
+        in_subgraphs: true,
+        scope: Scope::Segments,
+    },
+    Pass {
+        name: "fold-weights",
+        summary: "computes the floats of constant weights that no integer product took",
+        run: fold_constants::run_all,
         in_subgraphs: true,
         scope: Scope::Segments,
     },

@@ -39,12 +39,21 @@ unsafe fn rows<const R: usize>(t: &Tile) {
             let b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.cast()));
             let b1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.add(16).cast()));
             for i in 0..R {
-                let x = _mm256_set1_epi32(*a.add(i));
+                let x = _mm256_set1_epi32(*a.add(i * t.a_row));
                 acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(x, b0));
                 acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(x, b1));
             }
-            a = a.wrapping_add(R);
+            a = a.wrapping_add(1);
             b = b.wrapping_add(2 * COLS);
+        }
+        if !t.zero.is_null() {
+            for v in 0..2 {
+                let zero = _mm256_loadu_si256(t.zero.add(v * 8).cast());
+                for i in 0..R {
+                    let sum = _mm256_set1_epi32(*t.sums.add(i));
+                    acc[i][v] = _mm256_sub_epi32(acc[i][v], _mm256_mullo_epi32(sum, zero));
+                }
+            }
         }
         for i in 0..R {
             for v in 0..2 {
@@ -52,4 +61,16 @@ unsafe fn rows<const R: usize>(t: &Tile) {
             }
         }
     }
+}
+
+/// The elements less their zero point.
+#[target_feature(enable = "avx2")]
+pub(super) fn widen<T: Copy + Into<i16>>(row: &[T], zero: i16, out: &mut [i16]) {
+    super::pack::widen(row, zero, out);
+}
+
+/// The sum of the elements.
+#[target_feature(enable = "avx2")]
+pub(super) fn sum(row: &[i16]) -> i32 {
+    super::pack::sum(row)
 }

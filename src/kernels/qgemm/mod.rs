@@ -7,6 +7,9 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_finish;
+mod finish;
 mod pack;
 mod scalar;
 
@@ -16,6 +19,7 @@ mod tests;
 use super::error::{KernelError, check_len, checked_product};
 use super::isa::Kind;
 use super::parallel::{Parallel, SharedOut, for_each_part, split_range};
+pub use finish::{Grid, QEpilogue, QOut, qgemm_into};
 pub use pack::PackedQ;
 use std::cell::Cell;
 use std::ops::Range;
@@ -105,6 +109,16 @@ impl<'a> QMatRef<'a> {
         }
     }
 
+    /// Some of the rows, which there are.
+    fn rows(self, rows: Range<usize>) -> Self {
+        let at = if self.cols == 0 { 0 } else { rows.start * self.row_stride };
+        let data = match self.data {
+            Bytes::Signed(b) => Bytes::Signed(&b[at..]),
+            Bytes::Unsigned(b) => Bytes::Unsigned(&b[at..]),
+        };
+        Self { data, rows: rows.len(), ..self }
+    }
+
     fn at(&self, i: usize, j: usize) -> i32 {
         self.data.at(i * self.row_stride + j * self.col_stride)
     }
@@ -116,13 +130,19 @@ struct Tile {
     /// 1 to [`ROWS`].
     rows: usize,
     pairs: usize,
-    /// For each pair of depths, `rows` pairs of 16-bit integers.
+    /// Rows of pairs of 16-bit integers.
     a: *const i32,
+    /// Pairs from one row of A to the next.
+    a_row: usize,
     /// For each pair of depths, 16 pairs of 8-bit integers.
     b: *const i8,
     c: *mut i32,
     c_row: usize,
     accumulate: bool,
+    /// Zero points of the columns, to be taken off after the last pairs together with `sums`, the
+    /// sum of each row of A; null where there are none or more pairs come.
+    zero: *const i32,
+    sums: *const i32,
 }
 
 #[derive(Default)]
@@ -162,11 +182,7 @@ pub fn qgemm(
     par: &dyn Parallel,
 ) -> Result<(), KernelError> {
     let (m, k, n) = (lhs.rows, lhs.cols, rhs.cols());
-    if rhs.depth() != k {
-        let (need, have) = (k, rhs.depth());
-        return Err(KernelError::Mismatch { operand: "rhs", dim: "rows", need, have });
-    }
-    check_zero_points("lhs_zero", lhs_zero, m, &lhs.data)?;
+    check(&lhs, lhs_zero, rhs)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
@@ -200,6 +216,15 @@ pub fn qgemm(
         SCRATCH.set(scratch);
     });
     Ok(())
+}
+
+/// That the operands go together.
+fn check(lhs: &QMatRef<'_>, lhs_zero: &[i32], rhs: &PackedQ) -> Result<(), KernelError> {
+    if rhs.depth() != lhs.cols {
+        let (need, have) = (lhs.cols, rhs.depth());
+        return Err(KernelError::Mismatch { operand: "rhs", dim: "rows", need, have });
+    }
+    check_zero_points("lhs_zero", lhs_zero, lhs.rows, &lhs.data)
 }
 
 /// One zero point or one per element of the axis, each within the range of the data.
@@ -244,7 +269,7 @@ unsafe fn part(
     let mut edge = [0i32; ROWS * COLS];
     for r0 in rows.clone().step_by(BLOCK_ROWS) {
         let block = r0..rows.end.min(r0 + BLOCK_ROWS);
-        pack::pack_rows(lhs, lhs_zero, block.clone(), &mut scratch.pairs, &mut scratch.sums);
+        pack::pack_rows(rhs, lhs, lhs_zero, block.clone(), scratch);
         let mut k0 = 0;
         loop {
             let k1 = pairs.min(k0 + PAIRS);
@@ -252,40 +277,40 @@ unsafe fn part(
                 let width = COLS.min(cols.end - j);
                 for i in block.clone().step_by(ROWS) {
                     let height = ROWS.min(block.end - i);
-                    let a = (i - r0) * pairs + k0 * height;
                     let mut tile = Tile {
                         rows: height,
                         pairs: k1 - k0,
-                        a: scratch.pairs[a..].as_ptr(),
+                        a: scratch.pairs[(i - r0) * pairs + k0..].as_ptr(),
+                        a_row: pairs,
                         b: rhs.data()[(j * pairs + k0 * COLS) * 2..].as_ptr(),
                         c: c.wrapping_add(i * c_row + j),
                         c_row,
                         accumulate: k0 > 0,
+                        zero: std::ptr::null(),
+                        sums: std::ptr::null(),
                     };
+                    if k1 == pairs && rhs.has_zero_points() {
+                        // Padded to whole panels.
+                        tile.zero = rhs.zero_points()[j..].as_ptr();
+                        tile.sums = scratch.sums[i - r0..].as_ptr();
+                    }
                     // SAFETY: the tile lies in the part; a tile that is narrower than a panel
                     // works in `edge`. The instruction set is that of the packed operand.
                     unsafe {
                         let to = tile.c;
-                        if width < COLS {
-                            (tile.c, tile.c_row) = (edge.as_mut_ptr(), COLS);
-                            for r in 0..if k0 > 0 { height } else { 0 } {
-                                let from = to.add(r * c_row);
-                                std::ptr::copy_nonoverlapping(from, tile.c.add(r * COLS), width);
-                            }
+                        if width == COLS {
+                            tile_fn(&tile);
+                            continue;
+                        }
+                        (tile.c, tile.c_row) = (edge.as_mut_ptr(), COLS);
+                        for r in 0..if k0 > 0 { height } else { 0 } {
+                            let from = to.add(r * c_row);
+                            std::ptr::copy_nonoverlapping(from, tile.c.add(r * COLS), width);
                         }
                         tile_fn(&tile);
                         for r in 0..height {
-                            let from = tile.c.add(r * tile.c_row);
-                            if k1 == pairs {
-                                let line = std::slice::from_raw_parts_mut(from, width);
-                                let sum = scratch.sums[i - r0 + r];
-                                for (v, z) in line.iter_mut().zip(&rhs.zero_points()[j..]) {
-                                    *v = v.wrapping_sub(sum.wrapping_mul(*z));
-                                }
-                            }
-                            if width < COLS {
-                                std::ptr::copy_nonoverlapping(from, to.add(r * c_row), width);
-                            }
+                            let from = tile.c.add(r * COLS);
+                            std::ptr::copy_nonoverlapping(from, to.add(r * c_row), width);
                         }
                     }
                 }

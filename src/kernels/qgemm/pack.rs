@@ -1,7 +1,10 @@
 //! Operands as pairs of depths.
 
-use super::{Bytes, COLS, QMatRef, ROWS, check_zero_points};
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
+use super::{Bytes, COLS, QMatRef, Scratch, check_zero_points};
 use crate::kernels::error::checked_product;
+use crate::kernels::isa::Kind;
 use crate::kernels::{Isa, KernelError};
 use std::ops::Range;
 
@@ -12,7 +15,8 @@ pub struct PackedQ {
     k: usize,
     n: usize,
     data: Vec<i8>,
-    /// Zero point of each column of `data`, which holds unsigned elements less 128.
+    /// Zero point of each column of `data`, which holds unsigned elements less 128; padded to
+    /// whole panels. Empty where all are 0.
     zero: Vec<i32>,
 }
 
@@ -45,7 +49,13 @@ impl PackedQ {
                 }
             }
         }
-        let zero = (0..n).map(|j| zero[if zero.len() == 1 { 0 } else { j }] - shift).collect();
+        let of = |j: usize| zero[if zero.len() == 1 { 0 } else { j }] - shift;
+        let mut padded = Vec::new();
+        if (0..n).any(|j| of(j) != 0) {
+            padded.extend((0..n).map(of));
+            padded.resize(n.next_multiple_of(COLS), 0);
+        }
+        let zero = padded;
         Ok(Self { isa, k, n, data, zero })
     }
 
@@ -73,69 +83,79 @@ impl PackedQ {
         &self.data
     }
 
+    /// Whether a column has a zero point other than 0.
+    pub(super) fn has_zero_points(&self) -> bool {
+        !self.zero.is_empty()
+    }
+
     pub(super) fn zero_points(&self) -> &[i32] {
         &self.zero
     }
 }
 
-/// Two 16-bit integers in one 32-bit one, the first below.
-fn pair(lo: i32, hi: i32) -> i32 {
-    lo & 0xffff | hi << 16
-}
-
-/// Packs `rows` of `a`, less their zero points, tile after tile of [`ROWS`] rows: for each pair
-/// of depths, the rows side by side. Also sums the rows.
+/// Widens `rows` of `a` less their zero points, one after the other, each padded to whole pairs.
+/// Also sums them where columns of `b` have zero points.
 pub(super) fn pack_rows(
+    b: &PackedQ,
     a: &QMatRef<'_>,
     zero: &[i32],
     rows: Range<usize>,
-    out: &mut Vec<i32>,
-    sums: &mut Vec<i32>,
+    scratch: &mut Scratch,
 ) {
     let (k, pairs) = (a.cols, a.cols.div_ceil(2));
-    out.clear();
-    out.resize(rows.len() * pairs, 0);
-    sums.clear();
-    for i in rows.clone() {
-        let z = zero[if zero.len() == 1 { 0 } else { i }];
-        let tile = (i - rows.start) / ROWS * ROWS;
-        let height = ROWS.min(rows.len() - tile);
-        let lane = i - rows.start - tile;
-        let to = out[tile * pairs..][..height * pairs][lane..].iter_mut().step_by(height);
+    scratch.sums.clear();
+    let need = rows.len() * pairs;
+    if scratch.pairs.len() < need {
+        scratch.pairs.resize(need, 0);
+    }
+    let wide: &mut [i16] = bytemuck::cast_slice_mut(&mut scratch.pairs[..need]);
+    for (i, out) in rows.zip(wide.chunks_exact_mut(2 * pairs)) {
+        // Within the range of the elements, or more where unsigned: no difference overflows.
+        let z = zero[if zero.len() == 1 { 0 } else { i }] as i16;
         let start = i * a.row_stride;
-        let sum = match a.data {
-            Bytes::Signed(s) if a.col_stride == 1 => pack_row(&s[start..][..k], z, to),
-            Bytes::Unsigned(u) if a.col_stride == 1 => pack_row(&u[start..][..k], z, to),
-            _ => {
-                let mut sum = 0i32;
-                for (p, o) in to.enumerate() {
-                    let lo = a.at(i, 2 * p) - z;
-                    let hi = if 2 * p + 1 < k { a.at(i, 2 * p + 1) - z } else { 0 };
-                    *o = pair(lo, hi);
-                    sum = sum.wrapping_add(lo + hi);
-                }
-                sum
+        out[k..].fill(0);
+        match (a.data, b.isa().kind()) {
+            #[cfg(target_arch = "x86_64")]
+            (Bytes::Signed(s), Kind::Avx2) if a.col_stride == 1 => {
+                // SAFETY: an Isa of this kind exists only where the CPU has AVX2.
+                unsafe { avx2::widen(&s[start..][..k], z, &mut out[..k]) }
             }
-        };
-        sums.push(sum);
+            #[cfg(target_arch = "x86_64")]
+            (Bytes::Unsigned(u), Kind::Avx2) if a.col_stride == 1 => {
+                // SAFETY: as above.
+                unsafe { avx2::widen(&u[start..][..k], z, &mut out[..k]) }
+            }
+            (Bytes::Signed(s), _) if a.col_stride == 1 => {
+                widen(&s[start..][..k], z, &mut out[..k]);
+            }
+            (Bytes::Unsigned(u), _) if a.col_stride == 1 => {
+                widen(&u[start..][..k], z, &mut out[..k]);
+            }
+            _ => {
+                for (p, o) in out[..k].iter_mut().enumerate() {
+                    *o = a.at(i, p) as i16 - z;
+                }
+            }
+        }
+        if b.has_zero_points() {
+            scratch.sums.push(match b.isa().kind() {
+                Kind::Scalar => sum(out),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Kind::Avx2 => unsafe { avx2::sum(out) },
+            });
+        }
     }
 }
 
-fn pack_row<'a, T: Copy + Into<i32>>(
-    row: &[T],
-    zero: i32,
-    mut to: impl Iterator<Item = &'a mut i32>,
-) -> i32 {
-    let mut sum = 0i32;
-    let (pairs, last) = row.as_chunks::<2>();
-    for (&[lo, hi], o) in pairs.iter().zip(&mut to) {
-        let (lo, hi) = (lo.into() - zero, hi.into() - zero);
-        *o = pair(lo, hi);
-        sum = sum.wrapping_add(lo + hi);
+#[inline(always)]
+pub(super) fn widen<T: Copy + Into<i16>>(row: &[T], zero: i16, out: &mut [i16]) {
+    for (o, &x) in out.iter_mut().zip(row) {
+        *o = x.into() - zero;
     }
-    if let (Some(&lo), Some(o)) = (last.first(), to.next()) {
-        *o = pair(lo.into() - zero, 0);
-        sum = sum.wrapping_add(lo.into() - zero);
-    }
-    sum
+}
+
+#[inline(always)]
+pub(super) fn sum(row: &[i16]) -> i32 {
+    row.iter().fold(0i32, |s, x| s.wrapping_add(i32::from(*x)))
 }

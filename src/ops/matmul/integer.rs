@@ -59,7 +59,7 @@ struct MatMulInteger {
     right: Option<(Vec<PackedQ>, Vec<usize>)>,
 }
 
-fn bytes(t: &Tensor) -> Result<Bytes<'_>> {
+pub(super) fn bytes(t: &Tensor) -> Result<Bytes<'_>> {
     Ok(match t.dtype() {
         DType::U8 => Bytes::Unsigned(t.as_slice()?),
         _ => Bytes::Signed(t.as_slice()?),

@@ -5,11 +5,13 @@ mod integer;
 mod nbits;
 pub(super) mod plain;
 mod product;
+mod quantized;
 
 pub(super) use gemm::{FUSED_GEMM, GEMM};
 pub(super) use integer::MATMUL_INTEGER;
 pub(super) use nbits::MATMUL_N_BITS;
 pub(super) use product::{FUSED_MATMUL, MATMUL, products};
+pub(super) use quantized::QMATMUL;
 
 use super::Infer;
 use super::batch::{BatchFlow, BatchQuery};

@@ -1,11 +1,11 @@
 //! `DequantizeLinear`.
 
-use super::{Layout, Runs};
+use super::{Layout, zeros};
 use crate::error::{Result, bail};
 use crate::graph::Node;
+use crate::kernels::{KernelError, Spread};
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::composite::MICROSOFT;
-use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Element, Tensor, cast, for_dtypes, is_narrow};
 
@@ -117,54 +117,70 @@ impl CpuKernel for Dequantize {
             io.emit(cast(&y, dtype)?);
             return Ok(());
         }
-        let zeros = match zero {
-            Some(zero) => zero.to_i64s()?,
-            None => vec![0; scales.len()],
-        };
         let mut y = io.allocate(DType::F32, x.shape().clone())?;
         let to = y.as_mut_slice::<f32>()?;
+        if x.dtype() == DType::I32 {
+            // The difference is taken before it is rounded to f32.
+            let zeros = match zero {
+                Some(zero) => zero.to_i64s()?,
+                None => vec![0; scales.len()],
+            };
+            let xs = x.as_slice::<i32>()?;
+            runs.each(xs.len(), |at, n, k| {
+                for (o, &x) in to[at..at + n].iter_mut().zip(&xs[at..at + n]) {
+                    *o = (i64::from(x) - zeros[k]) as f32 * scales[k];
+                }
+            });
+            io.emit(cast(&y, dtype)?);
+            return Ok(());
+        }
+        let zeros = zeros(zero, scales.len())?;
         for_dtypes!(x.dtype(), Q, {
-            apply::<Q>(io, runs, x.as_slice::<Q>()?, &scales, &zeros, to);
+            runs.convert(io.threads(), x.as_slice::<Q>()?, &scales, &zeros, to, Q::back)?;
         }, bail!(DType, "{} is not a quantised dtype", x.dtype()),
-            U8 u8, I8 i8, U16 u16, I16 i16, I32 i32);
+            U8 u8, I8 i8, U16 u16, I16 i16);
         io.emit(cast(&y, dtype)?);
         Ok(())
     }
 }
 
-fn apply<Q: Element + Into<i64>>(
-    io: &Io<'_>,
-    runs: Runs,
-    xs: &[Q],
-    scales: &[f32],
-    zeros: &[i64],
+/// Numbers that come back by a kernel or one by one.
+trait Back: Element + Into<i64> {
+    fn back(x: &[Self], scale: Spread<'_>, zero: Spread<'_>, out: &mut [f32]) -> Result<()>;
+}
+
+macro_rules! back {
+    ($($t:ty, $convert:expr;)*) => { $(
+        impl Back for $t {
+            fn back(
+                x: &[Self],
+                scale: Spread<'_>,
+                zero: Spread<'_>,
+                out: &mut [f32],
+            ) -> Result<()> {
+                Ok($convert(x, scale, zero, out)?)
+            }
+        }
+    )* };
+}
+back! {
+    u8, crate::kernels::dequantize;
+    i8, crate::kernels::dequantize;
+    u16, one_by_one;
+    i16, one_by_one;
+}
+
+/// [`Back::back`] without a kernel. 16 bits are exact in f32.
+fn one_by_one<Q: Back>(
+    x: &[Q],
+    scale: Spread<'_>,
+    zero: Spread<'_>,
     out: &mut [f32],
-) {
-    let run = |xs: &[Q], out: &mut [f32], k: usize| {
-        let scale = scales[k];
-        // 16 bits and less are exact in f32; of 32 bits the difference is taken first.
-        if Q::DTYPE == DType::I32 {
-            for (o, &x) in out.iter_mut().zip(xs) {
-                *o = (x.into() - zeros[k]) as f32 * scale;
-            }
-        } else {
-            let zero = zeros[k] as i32;
-            for (o, &x) in out.iter_mut().zip(xs) {
-                *o = (x.into() as i32 - zero) as f32 * scale;
-            }
-        }
-    };
-    match runs {
-        Runs::Whole => spread(io.threads(), out, 1, |first, out| run(&xs[first..], out, 0)),
-        Runs::Axis { run: length, count } if length > 0 && count > 0 => {
-            spread(io.threads(), out, length, |first, out| {
-                for (r, out) in out.chunks_exact_mut(length).enumerate() {
-                    run(&xs[(first + r) * length..], out, (first + r) % count);
-                }
-            });
-        }
-        _ => runs.each(xs.len(), |at, n, k| run(&xs[at..at + n], &mut out[at..at + n], k)),
+) -> std::result::Result<(), KernelError> {
+    for (i, (o, &x)) in out.iter_mut().zip(x).enumerate() {
+        *o = (x.into() as f32 - zero.at(i)) * scale.at(i);
     }
+    Ok(())
 }
 
 fn cases() -> Vec<Case> {

@@ -1,11 +1,12 @@
 //! `DynamicQuantizeLinear`.
 
-use super::{quantize, round_even};
+use super::{Quantized, Runs};
 use crate::error::Result;
 use crate::graph::Dim;
+use crate::kernels::round_even;
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::F32S;
-use crate::ops::elementwise::{Number, spread};
+use crate::ops::elementwise::Number;
 use crate::ops::reduce::{Largest, Smallest, fold_row};
 use crate::ops::{CpuKernel, Io, OpDef, Port, batch, cost};
 use crate::tensor::{DType, Tensor};
@@ -59,7 +60,7 @@ impl Range {
 pub(in crate::ops) fn rounded(xs: &mut [f32]) {
     let Range { divisor, zero, .. } = Range::of(xs);
     for x in xs {
-        *x = (f32::from(quantize::<u8>(*x, divisor, zero)) - zero) * divisor;
+        *x = (f32::from(u8::quantize(*x, divisor, zero)) - zero) * divisor;
     }
 }
 
@@ -72,11 +73,9 @@ impl CpuKernel for DynamicQuantize {
         let xs = x.as_slice::<f32>()?;
         let Range { scale, divisor, zero } = Range::of(xs);
         let mut y = io.allocate(DType::U8, x.shape().clone())?;
-        spread(io.threads(), y.as_mut_slice::<u8>()?, 1, |first, out| {
-            for (o, &x) in out.iter_mut().zip(&xs[first..]) {
-                *o = quantize(x, divisor, zero);
-            }
-        });
+        let (divisors, zeros) = ([divisor], [zero]);
+        let out = y.as_mut_slice::<u8>()?;
+        Runs::Whole.convert(io.threads(), xs, &divisors, &zeros, out, u8::quantize_all)?;
         io.emit(y);
         io.emit(Tensor::scalar(scale));
         io.emit(Tensor::scalar(zero as u8));

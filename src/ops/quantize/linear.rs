@@ -1,11 +1,11 @@
 //! `QuantizeLinear`.
 
-use super::{Layout, QUANTIZED, Quantized, Runs, quantize, round_even, zeros};
+use super::{Layout, QUANTIZED, Quantized, Runs, zeros};
 use crate::error::{Result, bail};
 use crate::graph::Node;
+use crate::kernels::round_even;
 use crate::ops::case::{Case, as_dtype, filled};
 use crate::ops::composite::MICROSOFT;
-use crate::ops::elementwise::spread;
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::tensor::{DType, Tensor, cast_to, for_dtypes, is_narrow};
 
@@ -119,7 +119,7 @@ impl CpuKernel for Quantize {
         }
         let mut y = io.allocate(dtype, x.shape().clone())?;
         for_dtypes!(dtype, Q, {
-            apply::<Q>(io, runs, xs, &scales, &zeros, y.as_mut_slice::<Q>()?);
+            apply::<Q>(io, runs, xs, &scales, &zeros, y.as_mut_slice::<Q>()?)?;
         }, bail!(DType, "cannot quantise to {dtype}"), U8 u8, I8 i8, U16 u16, I16 i16);
         io.emit(y);
         Ok(())
@@ -133,24 +133,8 @@ fn apply<Q: Quantized>(
     scales: &[f32],
     zeros: &[f32],
     out: &mut [Q],
-) {
-    let run = |xs: &[f32], out: &mut [Q], k: usize| {
-        let (scale, zero) = (scales[k], zeros[k]);
-        for (o, &x) in out.iter_mut().zip(xs) {
-            *o = quantize(x, scale, zero);
-        }
-    };
-    match runs {
-        Runs::Whole => spread(io.threads(), out, 1, |first, out| run(&xs[first..], out, 0)),
-        Runs::Axis { run: length, count } if length > 0 && count > 0 => {
-            spread(io.threads(), out, length, |first, out| {
-                for (r, out) in out.chunks_exact_mut(length).enumerate() {
-                    run(&xs[(first + r) * length..], out, (first + r) % count);
-                }
-            });
-        }
-        _ => runs.each(xs.len(), |at, n, k| run(&xs[at..at + n], &mut out[at..at + n], k)),
-    }
+) -> Result<()> {
+    runs.convert(io.threads(), xs, scales, zeros, out, Q::quantize_all)
 }
 
 fn cases() -> Vec<Case> {

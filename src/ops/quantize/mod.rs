@@ -8,9 +8,14 @@ pub(super) use dequantize::{DEQUANTIZE_LINEAR, MS_DEQUANTIZE_LINEAR};
 pub(super) use dynamic::{DYNAMIC_QUANTIZE_LINEAR, rounded};
 pub(super) use linear::{MS_QUANTIZE_LINEAR, QUANTIZE_LINEAR};
 
+use std::sync::OnceLock;
+
 use super::batch::{BatchFlow, BatchQuery};
 use crate::error::{Result, bail};
 use crate::graph::Node;
+use crate::kernels::{KernelError, Spread, quantize_one};
+use crate::ops::Threads;
+use crate::ops::elementwise::spread;
 use crate::tensor::{DType, Element, Shape, Tensor, normalise_axis};
 
 /// The dtypes of quantised numbers.
@@ -112,7 +117,59 @@ impl Layout {
     }
 }
 
+/// Turns a run of elements into another, with a scale and a zero point.
+type Convert<A, B> = fn(&[A], Spread<'_>, Spread<'_>, &mut [B]) -> Result<()>;
+
 impl Runs {
+    /// Converts `x` into `out`, which is as long, run after run, on the threads.
+    ///
+    /// # Errors
+    /// Those of `convert`.
+    fn convert<A: Sync, B: Send>(
+        self,
+        threads: &Threads,
+        x: &[A],
+        scales: &[f32],
+        zeros: &[f32],
+        out: &mut [B],
+        convert: Convert<A, B>,
+    ) -> Result<()> {
+        let failed = OnceLock::new();
+        let run = |at: usize, out: &mut [B], scale: Spread<'_>, zero: Spread<'_>| {
+            if let Err(e) = convert(&x[at..at + out.len()], scale, zero, out) {
+                failed.get_or_init(|| e);
+            }
+        };
+        let one = |k: usize| (Spread::One(scales[k]), Spread::One(zeros[k]));
+        match self {
+            Self::Whole => spread(threads, out, 1, |first, out| {
+                let (scale, zero) = one(0);
+                run(first, out, scale, zero);
+            }),
+            Self::Axis { run: 1, count } if count > 0 => {
+                spread(threads, out, count, |first, out| {
+                    for (r, out) in out.chunks_exact_mut(count).enumerate() {
+                        let at = (first + r) * count;
+                        run(at, out, Spread::Each(scales), Spread::Each(zeros));
+                    }
+                });
+            }
+            Self::Axis { run: length, count } if length > 0 && count > 0 => {
+                spread(threads, out, length, |first, out| {
+                    for (r, out) in out.chunks_exact_mut(length).enumerate() {
+                        let (scale, zero) = one((first + r) % count);
+                        run((first + r) * length, out, scale, zero);
+                    }
+                });
+            }
+            _ => self.each(x.len(), |at, n, k| {
+                let (scale, zero) = one(k);
+                run(at, &mut out[at..at + n], scale, zero);
+            }),
+        }
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
     /// Calls `f` for each run that shares a scale: its first element, its length, its scale.
     fn each(self, elements: usize, mut f: impl FnMut(usize, usize, usize)) {
         match self {
@@ -153,42 +210,61 @@ impl Runs {
 
 /// A quantised number type.
 trait Quantized: Element {
-    const LOW: f32;
-    const HIGH: f32;
+    const RANGE: (f32, f32);
     fn from_whole(v: f32) -> Self;
+
+    /// `x` quantised.
+    #[inline(always)]
+    fn quantize(x: f32, scale: f32, zero: f32) -> Self {
+        Self::from_whole(quantize_one(x, scale, zero, Self::RANGE))
+    }
+
+    /// Each element of `x` quantised; `out` is as long.
+    ///
+    /// # Errors
+    /// If the lengths differ.
+    fn quantize_all(x: &[f32], scale: Spread<'_>, zero: Spread<'_>, out: &mut [Self])
+    -> Result<()>;
 }
 
 macro_rules! quantized {
-    ($($t:ty),*) => { $(
+    ($($t:ty, $all:expr;)*) => { $(
         impl Quantized for $t {
-            const LOW: f32 = <$t>::MIN as f32;
-            const HIGH: f32 = <$t>::MAX as f32;
+            const RANGE: (f32, f32) = (<$t>::MIN as f32, <$t>::MAX as f32);
             #[inline(always)]
             fn from_whole(v: f32) -> Self {
                 v as Self
             }
+
+            fn quantize_all(
+                x: &[f32],
+                scale: Spread<'_>,
+                zero: Spread<'_>,
+                out: &mut [Self],
+            ) -> Result<()> {
+                Ok($all(x, scale, zero, out)?)
+            }
         }
     )* };
 }
-quantized!(u8, i8, u16, i16);
-
-/// The nearest whole number, the even one of two; beyond 2^20 the nearest of these ends. NaN: 0.
-#[inline(always)]
-fn round_even(x: f32) -> f32 {
-    const END: f32 = (1 << 20) as f32;
-    // Adding 1.5 * 2^23 leaves no bits for the fraction.
-    const SHIFT: f32 = 12_582_912.0;
-    let x = if x > -END { x } else { -END };
-    let x = if x < END { x } else { END };
-    (x + SHIFT) - SHIFT
+quantized! {
+    u8, crate::kernels::quantize;
+    i8, crate::kernels::quantize;
+    u16, one_by_one;
+    i16, one_by_one;
 }
 
-/// `x` quantised.
-#[inline(always)]
-fn quantize<Q: Quantized>(x: f32, scale: f32, zero: f32) -> Q {
-    let v = round_even(x / scale) + zero;
-    let v = if v > Q::LOW { v } else { Q::LOW };
-    Q::from_whole(if v < Q::HIGH { v } else { Q::HIGH })
+/// [`Quantized::quantize_all`] without a kernel.
+fn one_by_one<Q: Quantized>(
+    x: &[f32],
+    scale: Spread<'_>,
+    zero: Spread<'_>,
+    out: &mut [Q],
+) -> std::result::Result<(), KernelError> {
+    for (i, (o, &x)) in out.iter_mut().zip(x).enumerate() {
+        *o = Q::quantize(x, scale.at(i), zero.at(i));
+    }
+    Ok(())
 }
 
 /// Zero points as f32, zeros where there are none.
@@ -199,16 +275,17 @@ fn zeros(zero: Option<&Tensor>, count: usize) -> Result<Vec<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::round_even;
 
     #[test]
     fn rounding_is_to_even_and_saturates() {
         for x in [-2.5f32, -1.5, -0.5, -0.49, 0.0, 0.5, 0.501, 1.5, 2.5, 1000.5, -70_000.25] {
             assert_eq!(round_even(x), x.round_ties_even(), "{x}");
         }
-        assert_eq!(quantize::<i8>(f32::INFINITY, 1.0, 0.0), 127);
-        assert_eq!(quantize::<i8>(-1e30, 1.0, 3.0), -128);
-        assert_eq!(quantize::<u16>(1e9, 1.0, 65_535.0), 65_535);
-        assert_eq!(quantize::<u8>(-0.5, 1.0, 128.0), 128);
+        assert_eq!(i8::quantize(f32::INFINITY, 1.0, 0.0), 127);
+        assert_eq!(i8::quantize(-1e30, 1.0, 3.0), -128);
+        assert_eq!(u16::quantize(1e9, 1.0, 65_535.0), 65_535);
+        assert_eq!(u8::quantize(-0.5, 1.0, 128.0), 128);
     }
 
     #[test]
