@@ -5,7 +5,17 @@ use super::pool::PoolRow;
 use crate::kernels::Activation;
 use crate::kernels::math::avx2::{clamp, hard_swish, max_or_nan, splat};
 use std::arch::x86_64::*;
-use std::sync::atomic::{Ordering, compiler_fence};
+
+/// Floats of a cache line.
+pub(super) const LINE: usize = 16;
+
+/// Asks for a slice to be brought into the second-level cache.
+pub(super) fn fetch(x: Option<&[f32]>) {
+    for line in x.unwrap_or(&[]).chunks(LINE) {
+        // SAFETY: every x86-64 CPU has this hint, which touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+    }
+}
 
 /// Transposes eight vectors of eight.
 #[inline]
@@ -185,27 +195,41 @@ impl Finish {
     }
 }
 
+/// One of the loops around the unrolled taps, which move the weights by themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Loop {
+    pub(super) count: usize,
+    /// What a turn moves the input by, and the weights in addition to the loops inside.
+    pub(super) x: usize,
+    pub(super) w: usize,
+}
+
+impl Loop {
+    /// The same order of taps with the loops of one turn outside, where they cost nothing. The
+    /// innermost loop given moves the weights by nothing more than its taps.
+    pub(super) fn nest(blocks: Self, rows: Self, taps: Self) -> [Self; 3] {
+        let once = Self { count: 1, x: 0, w: 0 };
+        match (rows.count, taps.count) {
+            (1, 1) if blocks.w == 0 => [once, once, blocks],
+            (_, 1) => [once, blocks, rows],
+            _ => [blocks, rows, taps],
+        }
+    }
+}
+
 /// Some tiles side by side: all distances in floats.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// The first tap of the first position.
     pub(super) x: *const f32,
-    /// From one block of input channels, or plain channel, to the next; their number.
-    pub(super) x_block: usize,
-    pub(super) blocks: usize,
-    /// From one row of taps to the next; their number.
-    pub(super) x_row: usize,
-    pub(super) rows: usize,
-    /// From one unrolled run of taps to the next; their number in a row.
-    pub(super) x_tap: usize,
-    pub(super) taps: usize,
+    /// Over blocks of input channels, rows and columns of taps; see [`Loop::nest`].
+    pub(super) loops: [Loop; 3],
     /// From one position to the next.
     pub(super) step: usize,
     /// The weights of the first tap and block.
     pub(super) w: *const f32,
-    /// From one block of output channels to the next, and from one of input channels.
+    /// From one block of output channels to the next.
     pub(super) w_out: usize,
-    pub(super) w_in: usize,
     pub(super) out: *mut f32,
     pub(super) out_block: usize,
     /// One vector for each block of output channels, or null for zeros.
@@ -236,7 +260,7 @@ pub(super) unsafe fn run_tiles(t: &Tile, width: usize, span: usize, unroll: usiz
                 1 => by_width!(1, 8, $s; 1 2 3 4 5 6 7 8),
                 2 => by_width!(2, 8, $s; 1 2 3 4 5 6),
                 3 => by_width!(3, 8, $s; 1 2 3 4),
-                _ => by_width!(4, 8, $s; 1 2 3),
+                _ => by_width!(4, 8, $s; 1 2),
             }
         };
     }
@@ -267,6 +291,18 @@ pub(super) unsafe fn run_tiles(t: &Tile, width: usize, span: usize, unroll: usiz
     }
 }
 
+/// The same value, computed before any later load. The sums, the weights of one tap and one input
+/// fill the registers: with loads of later taps moved ahead the sums would spill.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn settled(mut v: __m256) -> __m256 {
+    // SAFETY: no instruction is emitted.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(ymm_reg) v, options(nostack, preserves_flags));
+    }
+    v
+}
+
 /// P positions by B blocks of output channels; U taps are unrolled; positions lie S floats apart,
 /// or what the tile says for S = 0.
 ///
@@ -274,7 +310,7 @@ pub(super) unsafe fn run_tiles(t: &Tile, width: usize, span: usize, unroll: usiz
 /// As for [`run_tiles`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tiles<const P: usize, const B: usize, const U: usize, const S: usize>(t: &Tile) {
-    let Tile { blocks, rows, taps, x_block, x_row, x_tap, w_out, w_in, out_block, .. } = *t;
+    let Tile { loops: [outer, middle, inner], w_out, out_block, .. } = *t;
     let step = if S == 0 { t.step } else { S };
     let (mut x, mut out, mut residual) = (t.x, t.out, t.finish.residual);
     for _ in 0..t.count {
@@ -295,32 +331,53 @@ unsafe fn tiles<const P: usize, const B: usize, const U: usize, const S: usize>(
                     }
                 }
             }
-            for g in 0..blocks {
-                let mut w = t.w.add(g * w_in);
-                let mut row = x.wrapping_add(g * x_block);
-                for _ in 0..rows {
-                    let mut tap = row;
-                    for _ in 0..taps {
-                        for u in 0..U {
-                            // Nothing is loaded ahead of its tap: there are registers for the
-                            // sums, the weights of one tap and one input, and no more.
-                            compiler_fence(Ordering::SeqCst);
-                            let mut wv = [_mm256_setzero_ps(); B];
-                            for b in 0..B {
-                                wv[b] = _mm256_loadu_ps(w.add(b * w_out + u * BLOCK));
-                            }
-                            for p in 0..P {
-                                let v = _mm256_broadcast_ss(&*tap.add(p * step + u));
-                                for b in 0..B {
-                                    acc[p][b] = _mm256_fmadd_ps(v, wv[b], acc[p][b]);
-                                }
+            for b in 0..B {
+                for l in 0..(P * BLOCK).div_ceil(LINE) {
+                    let next = out.wrapping_add(b * out_block + P * BLOCK + l * LINE);
+                    _mm_prefetch::<_MM_HINT_ET0>(next.cast_const().cast());
+                }
+            }
+            let (mut w, mut outer_x) = (t.w, x);
+            for _ in 0..outer.count {
+                let mut middle_x = outer_x;
+                for _ in 0..middle.count {
+                    let mut tap = middle_x;
+                    for _ in 0..inner.count {
+                        if U == BLOCK && S > 0 {
+                            // The input of the next tile is asked for while this one is summed.
+                            for l in 0..(P * S).div_ceil(LINE) {
+                                let next = tap.wrapping_add(P * S + l * LINE);
+                                _mm_prefetch::<_MM_HINT_T0>(next.cast());
                             }
                         }
-                        tap = tap.wrapping_add(x_tap);
+                        macro_rules! unrolled {
+                            ($($u:literal)*) => { $(
+                                if $u < U {
+                                    let mut wv = [_mm256_setzero_ps(); B];
+                                    for b in 0..B {
+                                        wv[b] = _mm256_loadu_ps(w.add(b * w_out + $u * BLOCK));
+                                    }
+                                    for p in 0..P {
+                                        let v = _mm256_broadcast_ss(&*tap.add(p * step + $u));
+                                        for b in 0..B {
+                                            acc[p][b] = _mm256_fmadd_ps(v, wv[b], acc[p][b]);
+                                        }
+                                        for b in 0..B {
+                                            acc[p][b] = settled(acc[p][b]);
+                                        }
+                                    }
+                                }
+                            )* };
+                        }
+                        unrolled!(0 1 2 3 4 5 6 7);
+                        tap = tap.wrapping_add(inner.x);
                         w = w.wrapping_add(U * BLOCK);
                     }
-                    row = row.wrapping_add(x_row);
+                    middle_x = middle_x.wrapping_add(middle.x);
+                    w = w.wrapping_add(middle.w);
                 }
+                outer_x = outer_x.wrapping_add(outer.x);
+                w = w.wrapping_add(outer.w);
             }
             t.finish.store(acc, out, residual, out_block);
         }

@@ -1,6 +1,6 @@
 //! Depthwise convolution for AVX2 and FMA.
 
-use super::avx2::Finish;
+use super::avx2::{Finish, LINE};
 use super::{BLOCK, taps_inside};
 use std::arch::x86_64::*;
 
@@ -114,6 +114,15 @@ unsafe fn tile<const P: usize, const K: usize, const S: usize, const EDGE: bool>
     let first = (at * S).wrapping_sub(r.pad);
     let mut row = r.x.as_ptr().wrapping_add(first.wrapping_mul(BLOCK));
     let mut w = r.weights.as_ptr();
+    // The row below, which the next output row sees, and the output of the next tile.
+    let below = row.wrapping_add(r.rows * r.row);
+    for l in 0..(P * S * BLOCK).div_ceil(LINE) {
+        _mm_prefetch::<_MM_HINT_T0>(below.wrapping_add(l * LINE).cast());
+    }
+    for l in 0..(P * BLOCK).div_ceil(LINE) {
+        let next = out.wrapping_add(P * BLOCK + l * LINE);
+        _mm_prefetch::<_MM_HINT_ET0>(next.cast_const().cast());
+    }
     for _ in 0..r.rows {
         let mut wv = [_mm256_setzero_ps(); K];
         for k in 0..K {

@@ -43,7 +43,7 @@ pub(super) fn portable(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
 
 #[cfg(target_arch = "x86_64")]
 mod tiles {
-    use super::super::avx2::{Finish, Tile, run_tiles};
+    use super::super::avx2::{Finish, LINE, Loop, Tile, fetch, run_tiles};
     use super::super::{BLOCK, Call, ConvInput, taps_inside};
     use crate::kernels::aligned::AlignedF32;
     use crate::kernels::math::{activate_on, add_on};
@@ -61,11 +61,12 @@ mod tiles {
     /// Floats that no unit may pass: dilations can be any number.
     const MOST_FLOATS: usize = 1 << 25;
     /// Outputs of a unit, in one block of channels.
-    const UNIT_POSITIONS: usize = 512;
+    const UNIT_POSITIONS: usize = 2048;
     /// Floats of weights that one pass over a unit reads: under half of a first-level cache.
     const PIECE_FLOATS: usize = 3584;
-    /// Positions of a tile with 1, 2, … blocks of output channels: twelve sums fill the registers.
-    const TILE: [usize; 4] = [8, 6, 4, 3];
+    /// Positions of a tile with 1, 2, … blocks of output channels: twelve sums, the weights of
+    /// each block and an input fill the registers.
+    const TILE: [usize; 4] = [8, 6, 4, 2];
     /// Widths of units are multiples of this, so that whole tiles fill them.
     const WIDTH_STEP: usize = 12;
 
@@ -301,8 +302,9 @@ mod tiles {
             let out_blocks = c.out_channels / BLOCK;
             let row_weights = kw * inner * BLOCK;
             let (w_in, w_out) = (kh * row_weights, self.blocks * kh * row_weights);
+            let x_tap = dx * if inner == 1 { self.unroll } else { inner };
             let mut runs = Vec::new();
-            for span in spans {
+            for (i, span) in spans.iter().enumerate() {
                 let tile = TILE[span.blocks - 1];
                 self.runs(&xs, tile, &strips, &mut runs);
                 let block = group * (out_blocks / c.groups) + span.first;
@@ -314,7 +316,22 @@ mod tiles {
                 let mut g = 0;
                 while g < self.blocks {
                     let end = (g + piece).min(self.blocks);
-                    for y in rows.clone() {
+                    // The weights of the next piece, or of the next span's first, are asked for
+                    // a row at a time.
+                    let next = match spans.get(i + 1) {
+                        _ if end < self.blocks => Some((block, span.blocks, end)),
+                        Some(s) => Some((block + span.blocks, s.blocks, 0)),
+                        None => None,
+                    };
+                    for (row, y) in rows.clone().enumerate() {
+                        if let Some((block, blocks, from)) = next {
+                            let part = split_range(piece * w_in, rows.len(), row, LINE);
+                            for b in block..block + blocks {
+                                let end = (b + 1) * w_out;
+                                let at = b * w_out + from * w_in;
+                                fetch(c.weights.get(at + part.start..(at + part.end).min(end)));
+                            }
+                        }
                         let ys = taps_inside(y, self.size[0], kh, sy, dy, pads[0]);
                         // With no row of taps inside, the pointer is never read.
                         let iy = (y * sy + ys.start * dy).saturating_sub(pads[0]);
@@ -340,16 +357,18 @@ mod tiles {
                                 residual.filter(|_| last && !epilogue.residual_after_activation);
                             let t = Tile {
                                 x: base.wrapping_add(first * inner + g * plane),
-                                x_block: plane,
-                                x_row: dy * row,
-                                x_tap: if self.inner == 1 { dx * self.unroll } else { dx * inner },
+                                loops: Loop::nest(
+                                    Loop {
+                                        count: end - g,
+                                        x: plane,
+                                        w: w_in - ys.len() * row_weights,
+                                    },
+                                    Loop { count: ys.len(), x: dy * row, w: 0 },
+                                    Loop { count: self.repeats, x: x_tap, w: 0 },
+                                ),
                                 step: sx * inner,
                                 w: weights[g * w_in + ys.start * row_weights..].as_ptr(),
                                 w_out,
-                                w_in,
-                                blocks: end - g,
-                                rows: ys.len(),
-                                taps: self.repeats,
                                 out: out.wrapping_add(at),
                                 out_block: out_plane,
                                 bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
