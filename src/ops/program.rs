@@ -47,8 +47,8 @@ struct Step {
     op: String,
     /// What a user's kernel is held to.
     promised: Option<Promised>,
-    /// The spatial axes of the outputs' plain form, where they are blocked.
-    blocked: Option<usize>,
+    /// Whether the outputs are blocked.
+    blocked: bool,
     /// What a profile needs to know, if one is wanted.
     subject: Option<Box<Subject>>,
 }
@@ -139,7 +139,7 @@ impl Program {
             None => Source::Slot { slot: v.index(), last: last_use[v.index()] == step },
         };
         let mut read_constants = vec![false; constants.len()];
-        let mut blocked_axes: Vec<Option<usize>> = vec![None; graph.values().len()];
+        let mut is_blocked = vec![false; graph.values().len()];
         let mut steps = Vec::with_capacity(graph.nodes().len());
         for (i, node) in graph.nodes().iter().enumerate() {
             let at = |e: crate::Error| e.with_node(&node.name, &node.op);
@@ -184,9 +184,9 @@ impl Program {
                     inputs[a] = Source::Slot { slot, last: false };
                 }
             }
-            let blocked = blocked::spatial_axes_of(node, &facts, &|v| blocked_axes[v.index()]);
+            let blocked = blocked::makes_blocked(node, &|v| is_blocked[v.index()]);
             for v in node.makes() {
-                blocked_axes[v.index()] = blocked;
+                is_blocked[v.index()] = blocked;
             }
             steps.push(Step {
                 kernel,
@@ -308,8 +308,8 @@ impl Program {
             }
             if let Some(observe) = &mut observe {
                 match step.blocked {
-                    Some(axes) => observe(&step.name, &step.op, &plain(&made, axes)?),
-                    None => observe(&step.name, &step.op, &made),
+                    true => observe(&step.name, &step.op, &plain(&made)?),
+                    false => observe(&step.name, &step.op, &made),
                 }
             }
             for (slot, value) in step.outputs.iter().zip(made.drain(..)) {
@@ -362,8 +362,8 @@ impl Program {
 }
 
 /// Blocked values in plain form.
-fn plain(values: &[Value], spatial_axes: usize) -> Result<Vec<Value>> {
-    values.iter().map(|v| Ok(blocked::unblock(v.tensor()?, spatial_axes)?.into())).collect()
+fn plain(values: &[Value]) -> Result<Vec<Value>> {
+    values.iter().map(|v| Ok(blocked::unblock(v.tensor()?)?.into())).collect()
 }
 
 impl Program {

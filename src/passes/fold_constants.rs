@@ -1,6 +1,7 @@
 //! Computes nodes whose inputs are all constant, but for those that draw random numbers.
 
 use super::become_constant;
+use super::qdq::Takers;
 use crate::error::Result;
 use crate::graph::{Fact, Graph};
 use crate::ops::infer::Known;
@@ -23,6 +24,7 @@ pub(super) fn run_all(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> 
 
 fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<usize> {
     let context = RunContext { pool: BufferPool::new(0), ..RunContext::default() };
+    let takers = keep_weights.then(|| Takers::new(graph));
     let mut changes = 0;
     for i in 0..graph.nodes.len() {
         let node = &graph.nodes[i];
@@ -31,7 +33,7 @@ fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<
             && !node.is_random()
             && node.inputs.iter().flatten().all(constant)
             && (node.inputs.iter().flatten().next().is_some() || node.op == "Constant");
-        if !foldable || keep_weights && super::qdq::keeps(graph, node) {
+        if !foldable || takers.as_ref().is_some_and(|t| t.keep(graph, node)) {
             continue;
         }
         let mut single = Graph::new("constant");

@@ -68,24 +68,43 @@ impl Producers {
     }
 }
 
-/// Whether an integer product takes the constant bytes of this `DequantizeLinear`, which then
-/// must not be folded into floats, four times as large.
-pub(super) fn keeps(graph: &Graph, node: &Node) -> bool {
-    let Some(out) = output(node) else { return false };
-    if !is(node, "DequantizeLinear") || weights(graph, node).is_none() {
-        return false;
+/// Who makes and who reads each value, to tell which weights integer products take.
+pub(super) struct Takers {
+    producers: Producers,
+    readers: Vec<Vec<usize>>,
+}
+
+impl Takers {
+    pub(super) fn new(graph: &Graph) -> Self {
+        let mut readers = vec![Vec::new(); graph.values.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            for v in node.reads() {
+                readers[v.index()].push(i);
+            }
+        }
+        Self { producers: Producers::new(graph), readers }
     }
-    let producers = Producers::new(graph);
-    let mut readers = graph.nodes.iter().filter(|n| n.reads().any(|v| v == out)).peekable();
-    let read = readers.peek().is_some() && !graph.outputs.contains(&out);
-    read && readers.all(|n| {
-        is(n, "MatMul")
-            && n.inputs.get(1) == Some(&Some(out))
-            && n.inputs.first() != Some(&Some(out))
-            && producers
-                .dequantize(graph, n.inputs.first().copied().flatten())
-                .is_some_and(|a| one_grid(graph, a).is_some())
-    })
+
+    /// Whether an integer product takes the constant bytes of this `DequantizeLinear`, which then
+    /// must not be folded into floats, four times as large.
+    pub(super) fn keep(&self, graph: &Graph, node: &Node) -> bool {
+        let Some(out) = output(node) else { return false };
+        if !is(node, "DequantizeLinear") || weights(graph, node).is_none() {
+            return false;
+        }
+        let readers = &self.readers[out.index()];
+        let takes = |n: &Node| {
+            let input = |i: usize| n.inputs.get(i).copied().flatten();
+            is(n, "MatMul")
+                && input(1) == Some(out)
+                && input(0) != Some(out)
+                && (self.producers.dequantize(graph, input(0)))
+                    .is_some_and(|a| one_grid(graph, a).is_some())
+        };
+        !readers.is_empty()
+            && !graph.outputs.contains(&out)
+            && readers.iter().all(|i| takes(&graph.nodes[*i]))
+    }
 }
 
 /// The only scale of the node, and its zero point where it has one.

@@ -24,7 +24,7 @@ mod pool_tests;
 mod tests;
 
 use super::aligned::AlignedF32;
-use super::conv::check_groups;
+use super::conv::{self, check_groups};
 use super::error::{check_len, checked_product};
 use super::parallel::Parallel;
 use super::{ConvEpilogue, Isa, KernelError, Window};
@@ -233,13 +233,9 @@ pub fn blocked_conv2d(
     out: &mut [f32],
     par: &dyn Parallel,
 ) -> Result<(), KernelError> {
-    let out_size = weights.window.output(size)?;
-    let (plane, out_plane) = (checked_product("x", &size)?, checked_product("out", &out_size)?);
-    let need = checked_product("x", &[batch, weights.in_channels, plane])?;
-    check_len("x", x.len(), need)?;
-    let elements = checked_product("out", &[batch, weights.out_channels, out_plane])?;
-    check_len("out", out.len(), elements)?;
-    epilogue.check(weights.out_channels, elements)?;
+    let channels = [weights.in_channels, weights.out_channels];
+    let (out_size, need, elements) =
+        conv::checked(weights.window, batch, size, channels, x, epilogue, out)?;
     if elements == 0 {
         return Ok(());
     }

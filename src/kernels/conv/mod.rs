@@ -177,6 +177,27 @@ pub(in crate::kernels) fn check_groups(
     Ok(())
 }
 
+/// The size of the output, and how many elements of `x` and of `out` a convolution reads and
+/// writes, in whatever layout; refuses slices that are too short for `channels` in and out.
+pub(in crate::kernels) fn checked(
+    window: Window,
+    batch: usize,
+    size: [usize; 2],
+    channels: [usize; 2],
+    x: &[f32],
+    epilogue: &ConvEpilogue<'_>,
+    out: &[f32],
+) -> Result<([usize; 2], usize, usize), KernelError> {
+    let out_size = window.output(size)?;
+    let (plane, out_plane) = (checked_product("x", &size)?, checked_product("out", &out_size)?);
+    let read = checked_product("x", &[batch, channels[0], plane])?;
+    check_len("x", x.len(), read)?;
+    let written = checked_product("out", &[batch, channels[1], out_plane])?;
+    check_len("out", out.len(), written)?;
+    epilogue.check(channels[1], written)?;
+    Ok((out_size, read, written))
+}
+
 /// Convolves `x`, [batch, in_channels, height, width], into `out`, [batch, out_channels, …] with
 /// the size that [`Window::output`] states. Uses the threads of `par`; the result does not depend
 /// on them.
@@ -204,16 +225,12 @@ pub fn conv2d(
     par: &dyn Parallel,
 ) -> Result<(), KernelError> {
     let window = weights.window;
-    let out_size = window.output(size)?;
-    let (plane, out_plane) = (checked_product("x", &size)?, checked_product("out", &out_size)?);
     let (ic, oc, groups) = (weights.in_channels, weights.out_channels, weights.groups);
-    check_len("x", x.len(), checked_product("x", &[batch, ic, plane])?)?;
-    let elements = checked_product("out", &[batch, oc, out_plane])?;
-    check_len("out", out.len(), elements)?;
-    epilogue.check(oc, elements)?;
+    let (out_size, _, elements) = checked(window, batch, size, [ic, oc], x, epilogue, out)?;
     if elements == 0 {
         return Ok(());
     }
+    let (plane, out_plane) = (size[0] * size[1], out_size[0] * out_size[1]);
     let kernel = Kernel::of(weights.isa);
     let packed = match &weights.weights {
         Weights::Depthwise(d) => {

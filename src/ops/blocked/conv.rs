@@ -1,6 +1,6 @@
 //! The convolution with a blocked output.
 
-use super::{BLOCK, DOMAIN, SPATIAL_AXES, blocked_dims, plain_dims, plain_shape, spatial_axes};
+use super::{BLOCK, DOMAIN, blocked_dims, plain_dims, plain_shape};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
 use crate::kernels::{self, Activation, ConvEpilogue, ConvInput, blocked_conv2d};
@@ -31,7 +31,6 @@ pub(super) static CONV: OpDef = OpDef {
         ACTIVATION,
         ACTIVATION_PARAMS,
         RESIDUAL_AFTER,
-        SPATIAL_AXES,
     ],
     inputs: &[
         Port::required("X", F32S),
@@ -41,10 +40,9 @@ pub(super) static CONV: OpDef = OpDef {
     ],
     outputs: &[Port::required("Y", F32S)],
     infer: |i| {
-        let axes = spatial_axes(i.node)?;
         let shape = match i.shape(0) {
             Some(x) => {
-                let x = if x.len() == 5 { plain_dims(&x, axes)? } else { x };
+                let x = if x.len() == 5 { plain_dims(&x)? } else { x };
                 let y = output_dims(i, &x)?;
                 let blocked = blocked_dims(&y);
                 Some(blocked.ok_or_else(|| err!(Shape, "{y:?} has no blocked form"))?)
@@ -77,7 +75,7 @@ pub(crate) struct Suits {
 pub(crate) fn suits(node: &Node, x: &[Dim], w: &[usize]) -> Result<Suits> {
     let no = Suits { plain: false, blocked: false };
     let attributes = WindowAttributes::read(node)?;
-    if attributes.is_same() || !matches!(w.len(), 3 | 4) || x.len() != w.len() {
+    if attributes.is_same() || w.len() != 4 || x.len() != 4 {
         return Ok(no);
     }
     let e = extents_of_any(&attributes, w, group(node)?, Some(x))?;
@@ -92,7 +90,6 @@ pub(crate) fn suits(node: &Node, x: &[Dim], w: &[usize]) -> Result<Suits> {
 struct Conv {
     attributes: WindowAttributes,
     groups: usize,
-    spatial_axes: usize,
     activation: Activation,
     residual_after: bool,
     /// The shape of the weights.
@@ -103,7 +100,7 @@ struct Conv {
 impl Conv {
     fn new(p: &Prepare<'_>) -> Result<Self> {
         let attributes = WindowAttributes::read(p.node)?;
-        let (groups, spatial_axes) = (group(p.node)?, spatial_axes(p.node)?);
+        let groups = group(p.node)?;
         let Some(w) = p.constant(1) else {
             bail!(Unsupported, "the weights of a blocked convolution must be constant");
         };
@@ -113,7 +110,7 @@ impl Conv {
             bail!(Unsupported, "`auto_pad` of a blocked convolution must be resolved");
         }
         let (input, x) = match x.len() {
-            5 => (ConvInput::Blocked, plain_dims(&x, spatial_axes)?),
+            5 => (ConvInput::Blocked, plain_dims(&x)?),
             _ => (ConvInput::Plain, x),
         };
         let shape = w.shape().to_vec();
@@ -130,7 +127,6 @@ impl Conv {
         Ok(Self {
             attributes,
             groups,
-            spatial_axes,
             activation: epilogue::activation(p.node)?,
             residual_after: epilogue::residual_after(p.node)?,
             shape,
@@ -143,7 +139,7 @@ impl CpuKernel for Conv {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
         let plain = match self.packed.input() {
-            ConvInput::Blocked => plain_shape(x.shape(), self.spatial_axes)?,
+            ConvInput::Blocked => plain_shape(x.shape())?.to_vec(),
             ConvInput::Plain => x.shape().to_vec(),
         };
         let e = Extents::new(&plain, &self.shape, self.groups, &self.attributes)?;

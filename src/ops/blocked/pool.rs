@@ -1,6 +1,6 @@
 //! Pooling of blocked values.
 
-use super::{BLOCK, DOMAIN, SPATIAL_AXES, blocked_dims, plain_dims, plain_shape, spatial_axes};
+use super::{BLOCK, DOMAIN, blocked_dims, plain_dims, plain_shape};
 use crate::error::{Result, bail, err};
 use crate::graph::Dim;
 use crate::kernels::{
@@ -26,7 +26,7 @@ pub(super) static MAX_POOL: OpDef = OpDef {
     name: "BlockedMaxPool",
     domain: DOMAIN,
     since: 1,
-    attributes: &[KERNEL_SHAPE, STRIDES, DILATIONS, PADS, AUTO_PAD, CEIL_MODE, SPATIAL_AXES],
+    attributes: &[KERNEL_SHAPE, STRIDES, DILATIONS, PADS, AUTO_PAD, CEIL_MODE],
     inputs: X,
     outputs: Y,
     infer,
@@ -49,7 +49,6 @@ pub(super) static AVERAGE_POOL: OpDef = OpDef {
         AUTO_PAD,
         CEIL_MODE,
         AttributeDef::optional("count_include_pad", AttributeKind::Int),
-        SPATIAL_AXES,
     ],
     inputs: X,
     outputs: Y,
@@ -89,7 +88,7 @@ pub(super) static GLOBAL_AVERAGE_POOL: OpDef = OpDef {
     prepare: |_| {
         Ok(kernel_fn(|io| {
             let x = io.tensor(0)?;
-            let plain = plain_shape(x.shape(), 2)?;
+            let plain = plain_shape(x.shape())?;
             let (planes, plane) = (plain[0] * plain[1], plain[2] * plain[3]);
             let mut out = io.allocate(DType::F32, [plain[0], plain[1] / BLOCK, 1, 1, BLOCK])?;
             if plane == 0 && !out.is_empty() {
@@ -104,11 +103,11 @@ pub(super) static GLOBAL_AVERAGE_POOL: OpDef = OpDef {
 };
 
 fn infer(i: &mut Infer<'_>) -> Result<()> {
-    let (window, axes) = (WindowAttributes::read(i.node)?, spatial_axes(i.node)?);
+    let window = WindowAttributes::read(i.node)?;
     let kernel: Vec<Option<usize>> = window.kernel_of(None)?.into_iter().map(Some).collect();
     let shape = match i.shape(0) {
         Some(x) => {
-            let x = plain_dims(&x, axes)?;
+            let x = plain_dims(&x)?;
             let mut y: Vec<Dim> = x[..2].to_vec();
             y.extend(window.dims(i, &x[2..], &kernel)?);
             let blocked = blocked_dims(&y);
@@ -123,22 +122,20 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
 #[derive(Debug)]
 struct Pool {
     window: WindowAttributes,
-    spatial_axes: usize,
     /// What a mean divides by; nothing for a maximum.
     average: Option<AveragePool>,
 }
 
 impl Pool {
     fn new(p: &Prepare<'_>, average: Option<AveragePool>) -> Result<Self> {
-        let window = WindowAttributes::read(p.node)?;
-        Ok(Self { window, spatial_axes: spatial_axes(p.node)?, average })
+        Ok(Self { window: WindowAttributes::read(p.node)?, average })
     }
 }
 
 impl CpuKernel for Pool {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
-        let plain = plain_shape(x.shape(), self.spatial_axes)?;
+        let plain = plain_shape(x.shape())?;
         let (batch, channels) = (plain[0], plain[1]);
         let axes = self.window.resolve(&plain[2..], &self.window.kernel_of(None)?)?;
         let [h, v] = padded_axes::<2>(&axes)?;

@@ -1,6 +1,6 @@
 //! From plain to blocked values and back.
 
-use super::{BLOCK, DOMAIN, SPATIAL_AXES, blocked_dims, plain_dims, plain_shape, spatial_axes};
+use super::{BLOCK, DOMAIN, blocked_dims, plain_dims, plain_shape};
 use crate::error::{Result, bail};
 use crate::kernels::{Serial, from_blocked, to_blocked};
 use crate::ops::def::types::F32S;
@@ -49,23 +49,22 @@ pub(super) static FROM_BLOCKED: OpDef = OpDef {
     name: "FromBlocked",
     domain: DOMAIN,
     since: 1,
-    attributes: &[SPATIAL_AXES],
+    attributes: &[],
     inputs: &[Port::required("X", F32S)],
     outputs: &[Port::required("Y", F32S)],
     infer: |i| {
         let Some(x) = i.shape(0) else { return unknown(i) };
-        let y = plain_dims(&x, spatial_axes(i.node)?)?;
+        let y = plain_dims(&x)?;
         i.set(0, i.dtype(0), Some(y));
         Ok(())
     },
     batch: batch::leading,
     cost: cost::copy,
-    prepare: |p| {
-        let axes = spatial_axes(p.node)?;
-        Ok(kernel_fn(move |io| {
+    prepare: |_| {
+        Ok(kernel_fn(|io| {
             let x = io.take_tensor(0)?;
-            let shape = plain_shape(x.shape(), axes)?;
-            let plane: usize = shape[2..].iter().product();
+            let shape = plain_shape(x.shape())?;
+            let plane = shape[2] * shape[3];
             if plane == 1 {
                 io.emit(x.reshape(shape)?);
                 return Ok(());
@@ -88,7 +87,6 @@ fn unknown(i: &mut Infer<'_>) -> Result<()> {
 
 fn blocked_shape(plain: &[usize]) -> Result<Vec<usize>> {
     Ok(match *plain {
-        [n, c, w] if c.is_multiple_of(BLOCK) => vec![n, c / BLOCK, 1, w, BLOCK],
         [n, c, h, w] if c.is_multiple_of(BLOCK) => vec![n, c / BLOCK, h, w, BLOCK],
         _ => bail!(Shape, "a tensor of shape {plain:?} has no blocked form"),
     })
@@ -106,13 +104,13 @@ pub(crate) fn block_tensor(x: &Tensor) -> Result<Tensor> {
     Tensor::new(shape, out)
 }
 
-/// The plain form, with so many spatial axes, of a blocked tensor.
+/// The plain form of a blocked tensor.
 ///
 /// # Errors
 /// If it is none.
-pub(crate) fn unblock(x: &Tensor, spatial_axes: usize) -> Result<Tensor> {
-    let shape = plain_shape(x.shape(), spatial_axes)?;
-    let (n, c, plane) = (shape[0], shape[1], shape[2..].iter().product());
+pub(crate) fn unblock(x: &Tensor) -> Result<Tensor> {
+    let shape = plain_shape(x.shape())?;
+    let (n, c, plane) = (shape[0], shape[1], shape[2] * shape[3]);
     let mut out = vec![0.0; x.len()];
     from_blocked(x.as_slice()?, n, c, plane, &mut out, &Serial)?;
     Tensor::new(shape, out)

@@ -1,5 +1,5 @@
 use super::*;
-use crate::graph::Graph;
+use crate::graph::{Fact, Graph};
 use crate::ops::{CompileOptions, OpRegistry, Program, RunContext, infer_graph};
 use crate::tensor::{DType, Tensor, Value};
 
@@ -10,17 +10,17 @@ fn counted(shape: &[usize]) -> Tensor {
 
 #[test]
 fn blocked_and_plain_forms_are_inverse() {
-    for shape in [&[2, 16, 3, 5][..], &[1, 8, 7], &[3, 24, 1, 1], &[2, 8, 1, 9]] {
-        let x = counted(shape);
+    for shape in [[2, 16, 3, 5], [3, 24, 1, 1], [2, 8, 1, 9]] {
+        let x = counted(&shape);
         let blocked = block_tensor(&x).unwrap();
         assert_eq!(blocked.rank(), 5);
         assert_eq!(blocked.shape()[4], 8);
-        assert_eq!(unblock(&blocked, shape.len() - 2).unwrap(), x);
+        assert_eq!(unblock(&blocked).unwrap(), x);
         let dims: Vec<Dim> = shape.iter().map(|d| Dim::of(*d)).collect();
         let there = blocked_dims(&dims).unwrap();
         let sizes: Vec<usize> = there.iter().filter_map(Dim::as_extent).collect();
         assert_eq!(sizes[..], blocked.shape()[..]);
-        assert_eq!(plain_dims(&there, shape.len() - 2).unwrap(), dims);
+        assert_eq!(plain_dims(&there).unwrap(), dims);
     }
     // Channel 9 of the second image, at row 1 and column 2.
     let x = counted(&[2, 16, 3, 5]);
@@ -33,8 +33,8 @@ fn blocked_and_plain_forms_are_inverse() {
 fn what_has_no_whole_blocks_has_no_blocked_form() {
     assert!(block_tensor(&counted(&[1, 12, 2, 2])).is_err());
     assert!(block_tensor(&counted(&[8, 2])).is_err());
-    assert!(unblock(&counted(&[1, 2, 3, 4, 5]), 2).is_err());
-    assert!(unblock(&counted(&[1, 2, 3, 4, 8]), 1).is_err());
+    assert!(block_tensor(&counted(&[1, 8, 7])).is_err());
+    assert!(unblock(&counted(&[1, 2, 3, 4, 5])).is_err());
     assert_eq!(blocked_dims(&[Dim::of(1), Dim::symbol("C"), Dim::of(2), Dim::of(2)]), None);
 }
 
@@ -91,6 +91,6 @@ fn the_global_mean_of_blocked_values_is_that_of_plain_ones() {
     let blocked = block_tensor(&x).unwrap();
     let shape = blocked.shape().to_vec();
     let got = run(&mut single("BlockedGlobalAveragePool", DOMAIN, &shape), blocked);
-    let got = unblock(got[0].tensor().unwrap(), 2).unwrap();
+    let got = unblock(got[0].tensor().unwrap()).unwrap();
     crate::ops::case::compare(&got, want[0].tensor().unwrap(), 1e-5, 1e-6).unwrap();
 }

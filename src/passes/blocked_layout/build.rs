@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use super::form::{Form, Kind, Operand};
 use super::{View, elements, is_free, reorder_cost};
 use crate::error::Result;
-use crate::graph::{Attribute, Fact, Graph, Node, ValueId};
-use crate::ops::blocked::{DOMAIN, SPATIAL_AXES, block_tensor};
+use crate::graph::{Fact, Graph, Node, ValueId};
+use crate::ops::blocked::{DOMAIN, block_tensor};
 use crate::tensor::{DType, Tensor};
 
 /// A graph with blocked regions.
@@ -228,11 +228,6 @@ impl<'a> Builder<'a> {
         let Some(twin) = self.twins.get(&v).copied() else { return Ok(()) };
         self.regions.add(v, -self.view.dims(v).map_or(0.0, reorder_cost));
         self.reorder("FromBlocked", twin, v, v);
-        let axes = self.view.dims(v).map_or(2, |d| d.len() - 2);
-        if let Some(node) = self.graph.nodes.last_mut() {
-            let axes = i64::try_from(axes).unwrap_or(2);
-            node.attributes.insert(SPATIAL_AXES.name.to_owned(), Attribute::Int(axes));
-        }
         Ok(())
     }
 

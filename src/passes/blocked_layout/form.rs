@@ -3,7 +3,7 @@
 use super::View;
 use crate::error::Result;
 use crate::graph::{Attribute, Dim, Node, ValueId};
-use crate::ops::blocked::{self, DOMAIN, SPATIAL_AXES, Suits, block};
+use crate::ops::blocked::{self, DOMAIN, Suits, block};
 use crate::ops::window::WindowAttributes;
 use crate::tensor::{Tensor, normalise_axis};
 
@@ -146,14 +146,13 @@ fn data<'a>(view: &View<'a>, node: &Node) -> Option<(ValueId, &'a [Dim])> {
     Some((x, view.blockable(x)?))
 }
 
-/// A plain axis as one of the blocked form; nothing for the channels.
-fn spatial_or_batch(axis: usize, rank: usize) -> Option<i64> {
-    match (axis, rank) {
-        (0, _) => Some(0),
-        (2, 3) => Some(3),
-        (2 | 3, 4) => i64::try_from(axis).ok(),
-        _ => None,
-    }
+/// Axes of a plain value.
+const RANK: usize = 4;
+
+/// An axis that is the same one in the blocked form: any but that of the channels.
+fn spatial_or_batch(axis: i64) -> Option<i64> {
+    let axis = normalise_axis(axis, RANK).ok()?;
+    if axis == 1 { None } else { i64::try_from(axis).ok() }
 }
 
 fn int(node: &mut Node, name: &str, value: usize) {
@@ -171,11 +170,10 @@ fn convolution(view: &View<'_>, node: &Node, out: ValueId) -> Result<Option<Form
     let w_shape = weights.shape();
     // Over one axis they stay plain, whose sums go along the channels in order: models of streams
     // carry state for so many steps that another order takes them past their tolerance.
-    if w_shape.rank() != 4 || dims.len() != 4 {
+    if w_shape.rank() != RANK || dims.len() != RANK {
         return Ok(None);
     }
     let mut changed = internal(node, "BlockedConv");
-    int(&mut changed, SPATIAL_AXES.name, 2);
     let window = WindowAttributes::read(node)?;
     if window.is_same() {
         // The padding follows from the extents.
@@ -268,14 +266,11 @@ fn operand(view: &View<'_>, v: ValueId, y: &[Dim]) -> Result<Option<Operand>> {
                 // [N, 1, H, W] with axes of one element in front, and one for the block.
                 let mut shape = vec![1; lead];
                 shape.extend_from_slice(t.shape());
-                if shape.len() == 3 {
-                    shape.insert(2, 1);
-                }
                 shape.push(1);
                 Some(Operand::Constant(t.reshape(shape)?))
             }
-            None if d.len() == 4 => Some(Operand::Map(v)),
-            None => None,
+            // Without contents it has as many axes as the output.
+            None => Some(Operand::Map(v)),
         });
     }
     if channels != y[1] {
@@ -297,15 +292,13 @@ fn concat(view: &View<'_>, node: &Node) -> Option<Form> {
         Ok(Some(axis)) => axis,
         _ => return None,
     };
-    let mut rank = 0;
     let mut operands = Vec::with_capacity(node.inputs.len());
     for v in &node.inputs {
         let v = (*v)?;
-        rank = view.blockable(v)?.len();
+        view.blockable(v)?;
         operands.push(Some(Operand::Blocked(v)));
     }
-    let axis = normalise_axis(axis, rank).ok()?;
-    let axis = if axis == 1 { 1 } else { spatial_or_batch(axis, rank)? };
+    let axis = i64::try_from(normalise_axis(axis, RANK).ok()?).ok()?;
     let mut node = bare(node);
     node.attributes.insert("axis".to_owned(), Attribute::Int(axis));
     Some(either(node, operands))
@@ -313,8 +306,8 @@ fn concat(view: &View<'_>, node: &Node) -> Option<Form> {
 
 /// Along the channels, in pieces of whole blocks.
 fn split(view: &View<'_>, node: &Node) -> Option<Form> {
-    let (x, dims) = data(view, node)?;
-    let axis = normalise_axis(node.int_or("axis", 0).ok()?, dims.len()).ok()?;
+    let (x, _) = data(view, node)?;
+    let axis = normalise_axis(node.int_or("axis", 0).ok()?, RANK).ok()?;
     let mut changed = bare(node);
     if axis != 1 {
         return None;
@@ -338,12 +331,11 @@ fn split(view: &View<'_>, node: &Node) -> Option<Form> {
 
 /// Along other axes than the channels.
 fn slice(view: &View<'_>, node: &Node) -> Option<Form> {
-    let (x, dims) = data(view, node)?;
+    let (x, _) = data(view, node)?;
     let input = |i: usize| node.inputs.get(i).copied().flatten();
     let (starts, ends) = (input(1)?, input(2)?);
     let axes = view.ints(node, 3)?;
-    let moved = |axis: &i64| spatial_or_batch(normalise_axis(*axis, dims.len()).ok()?, dims.len());
-    let axes: Vec<i64> = axes.iter().map(moved).collect::<Option<_>>()?;
+    let axes: Vec<i64> = axes.into_iter().map(spatial_or_batch).collect::<Option<_>>()?;
     Some(either(
         bare(node),
         vec![
@@ -358,8 +350,7 @@ fn slice(view: &View<'_>, node: &Node) -> Option<Form> {
 
 /// Around other axes than the channels.
 fn pad(view: &View<'_>, node: &Node) -> Option<Form> {
-    let (x, dims) = data(view, node)?;
-    let rank = dims.len();
+    let (x, _) = data(view, node)?;
     let given = |i: usize| node.inputs.get(i).copied().flatten().is_some();
     let name = if node.version < 2 { "paddings" } else { "pads" };
     let attribute = node.ints(name).ok()?.map(<[i64]>::to_vec);
@@ -369,7 +360,7 @@ fn pad(view: &View<'_>, node: &Node) -> Option<Form> {
     };
     let axes = match given(3) {
         true => view.ints(node, 3)?,
-        false => (0..i64::try_from(rank).ok()?).collect(),
+        false => vec![0, 1, 2, 3],
     };
     if pads.len() != 2 * axes.len() {
         return None;
@@ -377,7 +368,7 @@ fn pad(view: &View<'_>, node: &Node) -> Option<Form> {
     let mut all = vec![0; 10];
     for (i, axis) in axes.iter().enumerate() {
         let around = (pads[i], pads[axes.len() + i]);
-        match spatial_or_batch(normalise_axis(*axis, rank).ok()?, rank) {
+        match spatial_or_batch(*axis) {
             Some(axis) => {
                 let axis = usize::try_from(axis).ok()?;
                 (all[axis], all[axis + 5]) = around;
@@ -403,7 +394,7 @@ fn resize(view: &View<'_>, node: &Node) -> Option<Form> {
     let out = view.dims(node.outputs.first().copied().flatten()?)?;
     let crops = node.string("coordinate_transformation_mode").ok()? == Some("tf_crop_and_resize");
     let kept = node.string("keep_aspect_ratio_policy").ok()?.is_some_and(|p| p != "stretch");
-    if dims.len() != 4 || out.get(..2) != dims.get(..2) || crops || kept {
+    if out.get(..2) != dims.get(..2) || crops || kept {
         return None;
     }
     let old = node.op == "Upsample" || node.version < 11;
@@ -461,10 +452,9 @@ fn resize(view: &View<'_>, node: &Node) -> Option<Form> {
 }
 
 fn pool(view: &View<'_>, node: &Node, op: &str) -> Option<Form> {
-    let (x, dims) = data(view, node)?;
+    let (x, _) = data(view, node)?;
     let mut changed = internal(node, op);
     changed.attributes.remove("storage_order");
-    int(&mut changed, SPATIAL_AXES.name, dims.len() - 2);
     Some(either(changed, vec![Some(Operand::Blocked(x))]))
 }
 
@@ -477,15 +467,16 @@ fn global_average(view: &View<'_>, node: &Node) -> Option<Form> {
 
 /// Whether a `ReduceMean` is a global average pooling.
 fn means_over_space(view: &View<'_>, node: &Node) -> bool {
-    let Some((_, dims)) = data(view, node) else { return false };
+    if data(view, node).is_none() {
+        return false;
+    }
     let axes = match node.ints("axes") {
         Ok(Some(axes)) => Some(axes.to_vec()),
         _ => view.ints(node, 1),
     };
     let axes: Option<Vec<usize>> =
-        axes.and_then(|axes| axes.iter().map(|a| normalise_axis(*a, dims.len()).ok()).collect());
+        axes.and_then(|axes| axes.iter().map(|a| normalise_axis(*a, RANK).ok()).collect());
     let Some(mut axes) = axes else { return false };
     axes.sort_unstable();
-    let space: Vec<usize> = (2..dims.len()).collect();
-    axes == space && node.int_or("keepdims", 1).is_ok_and(|keep| keep != 0)
+    axes == [2, 3] && node.int_or("keepdims", 1).is_ok_and(|keep| keep != 0)
 }

@@ -58,7 +58,7 @@ impl<'a> View<'a> {
         let dims = known.fact.shape.as_deref()?;
         let f32s = known.fact.dtype == Some(crate::tensor::DType::F32);
         let channels = dims.get(1)?.as_extent()?;
-        let fits = matches!(dims.len(), 3 | 4) && channels > 0;
+        let fits = dims.len() == 4 && channels > 0;
         (f32s && fits && channels.is_multiple_of(crate::ops::blocked::block())).then_some(dims)
     }
 
