@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 /// Something that is not a number: a symbol or an expression that does not expand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 enum Atom {
-    Symbol(String),
-    FloorDiv(Box<Dim>, Box<Dim>),
-    Max(Box<Dim>, Box<Dim>),
-    Min(Box<Dim>, Box<Dim>),
+    Symbol(Arc<str>),
+    FloorDiv(Dim, Dim),
+    Max(Dim, Dim),
+    Min(Dim, Dim),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -23,7 +24,8 @@ struct Term {
 
 /// A symbolic whole number, such as `N`, `4` or `(W + 1)/2`.
 ///
-/// Coefficients saturate at the ends of `i64`.
+/// Coefficients saturate at the ends of `i64`. A clone shares what does not fit into a number: the
+/// extents of a deep network are nested deeply, and every value has some.
 ///
 /// ```
 /// use brigade::graph::Dim;
@@ -33,13 +35,45 @@ struct Term {
 /// assert_eq!(twice.to_string(), "2*N");
 /// assert_eq!(twice.evaluate(&|s| (s == "N").then_some(5)), Some(10));
 /// ```
-#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Dim(Vec<Term>);
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "Vec<Term>", into = "Vec<Term>")]
+pub struct Dim(Form);
+
+/// The terms of a [`Dim`].
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Form {
+    /// A single one without factors, or none.
+    Number(i64),
+    /// All others, sorted, each with another product of factors and none of them zero.
+    Sum(Arc<[Term]>),
+}
+
+impl Default for Dim {
+    fn default() -> Self {
+        Self::fixed(0)
+    }
+}
+
+impl From<Vec<Term>> for Dim {
+    fn from(terms: Vec<Term>) -> Self {
+        Self::from_terms(terms.into_iter().map(|t| (t.factors, t.coefficient)))
+    }
+}
+
+impl From<Dim> for Vec<Term> {
+    fn from(dim: Dim) -> Self {
+        let owned = |(factors, coefficient): (&[Atom], i64)| Term {
+            factors: factors.to_vec(),
+            coefficient,
+        };
+        dim.terms().map(owned).collect()
+    }
+}
 
 impl Dim {
     /// A known number.
-    pub fn fixed(value: i64) -> Self {
-        Self::from_terms([(Vec::new(), value)])
+    pub const fn fixed(value: i64) -> Self {
+        Self(Form::Number(value))
     }
 
     /// A known extent.
@@ -49,7 +83,7 @@ impl Dim {
 
     /// A symbol.
     pub fn symbol(name: impl Into<String>) -> Self {
-        Self(vec![Term { factors: vec![Atom::Symbol(name.into())], coefficient: 1 }])
+        Self::atom(Atom::Symbol(name.into().into()))
     }
 
     fn from_terms(terms: impl IntoIterator<Item = (Vec<Atom>, i64)>) -> Self {
@@ -58,24 +92,43 @@ impl Dim {
             let c = sum.entry(factors).or_insert(0);
             *c = c.saturating_add(coefficient);
         }
-        Self(
-            sum.into_iter()
-                .filter(|(_, c)| *c != 0)
-                .map(|(factors, coefficient)| Term { factors, coefficient })
-                .collect(),
-        )
+        sum.retain(|_, c| *c != 0);
+        match sum.first_key_value() {
+            None => Self::fixed(0),
+            Some((factors, c)) if sum.len() == 1 && factors.is_empty() => Self::fixed(*c),
+            _ => {
+                let terms =
+                    sum.into_iter().map(|(factors, coefficient)| Term { factors, coefficient });
+                Self(Form::Sum(terms.collect()))
+            }
+        }
     }
 
     fn atom(atom: Atom) -> Self {
-        Self(vec![Term { factors: vec![atom], coefficient: 1 }])
+        Self(Form::Sum(Arc::new([Term { factors: vec![atom], coefficient: 1 }])))
+    }
+
+    /// The factors and the coefficient of each term.
+    fn terms(&self) -> impl Iterator<Item = (&[Atom], i64)> {
+        let (number, terms) = match &self.0 {
+            Form::Number(0) => (None, Default::default()),
+            Form::Number(n) => (Some((Default::default(), *n)), Default::default()),
+            Form::Sum(terms) => (None, &**terms),
+        };
+        number.into_iter().chain(terms.iter().map(|t| (t.factors.as_slice(), t.coefficient)))
+    }
+
+    /// The factors and the coefficient, if there is a single term.
+    fn single(&self) -> Option<(&[Atom], i64)> {
+        let mut terms = self.terms();
+        terms.next().filter(|_| terms.next().is_none())
     }
 
     /// The number, if it is known.
     pub fn as_fixed(&self) -> Option<i64> {
-        match self.0.as_slice() {
-            [] => Some(0),
-            [Term { factors, coefficient }] if factors.is_empty() => Some(*coefficient),
-            _ => None,
+        match self.0 {
+            Form::Number(n) => Some(n),
+            Form::Sum(_) => None,
         }
     }
 
@@ -86,18 +139,15 @@ impl Dim {
 
     /// The symbol's name, if it is nothing but one.
     pub fn as_symbol(&self) -> Option<&str> {
-        match self.0.as_slice() {
-            [Term { factors, coefficient: 1 }] => match factors.as_slice() {
-                [Atom::Symbol(name)] => Some(name),
-                _ => None,
-            },
+        match self.single() {
+            Some(([Atom::Symbol(name)], 1)) => Some(name),
             _ => None,
         }
     }
 
     /// Calls `visit` with each symbol in it.
     pub fn visit_symbols(&self, visit: &mut dyn FnMut(&str)) {
-        for atom in self.0.iter().flat_map(|t| &t.factors) {
+        for atom in self.terms().flat_map(|(factors, _)| factors) {
             match atom {
                 Atom::Symbol(name) => visit(name),
                 Atom::FloorDiv(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => {
@@ -119,9 +169,9 @@ impl Dim {
     /// division by zero.
     pub fn evaluate(&self, value: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
         let mut sum = 0i64;
-        for term in &self.0 {
-            let mut product = term.coefficient;
-            for atom in &term.factors {
+        for (factors, coefficient) in self.terms() {
+            let mut product = coefficient;
+            for atom in factors {
                 let v = match atom {
                     Atom::Symbol(name) => value(name)?,
                     Atom::FloorDiv(a, b) => {
@@ -145,13 +195,11 @@ impl Dim {
     #[must_use]
     pub fn substitute(&self, replace: &dyn Fn(&str) -> Option<Self>) -> Self {
         let mut sum = Self::default();
-        for term in &self.0 {
-            let mut product = Self::fixed(term.coefficient);
-            for atom in &term.factors {
+        for (factors, coefficient) in self.terms() {
+            let mut product = Self::fixed(coefficient);
+            for atom in factors {
                 let v = match atom {
-                    Atom::Symbol(name) => {
-                        replace(name).unwrap_or_else(|| Self::symbol(name.clone()))
-                    }
+                    Atom::Symbol(name) => replace(name).unwrap_or_else(|| Self::atom(atom.clone())),
                     Atom::FloorDiv(a, b) => a.substitute(replace).floor_div(&b.substitute(replace)),
                     Atom::Max(a, b) => a.substitute(replace).larger(&b.substitute(replace)),
                     Atom::Min(a, b) => a.substitute(replace).smaller(&b.substitute(replace)),
@@ -165,18 +213,18 @@ impl Dim {
 
     /// The quotient, if `divisor` is a single non-zero term that divides every term.
     pub fn exact_div(&self, divisor: &Self) -> Option<Self> {
-        let [d] = divisor.0.as_slice() else { return None };
+        let (divisor, by) = divisor.single()?;
         let mut out = Vec::new();
-        for term in &self.0 {
-            if term.coefficient.checked_rem(d.coefficient) != Some(0) {
+        for (factors, coefficient) in self.terms() {
+            if coefficient.checked_rem(by) != Some(0) {
                 return None;
             }
-            let mut factors = term.factors.clone();
-            for f in &d.factors {
+            let mut factors = factors.to_vec();
+            for f in divisor {
                 let at = factors.iter().position(|x| x == f)?;
                 factors.remove(at);
             }
-            out.push((factors, term.coefficient / d.coefficient));
+            out.push((factors, coefficient / by));
         }
         Some(Self::from_terms(out))
     }
@@ -190,25 +238,23 @@ impl Dim {
         if let Some(k) = divisor.as_fixed().filter(|k| *k > 0) {
             // floor((k*q + r) / k) = q + floor(r / k)
             let (mut whole, mut rest) = (Vec::new(), Vec::new());
-            for t in &self.0 {
-                if t.factors.is_empty() {
-                    whole.push((Vec::new(), t.coefficient.div_euclid(k)));
-                    rest.push((Vec::new(), t.coefficient.rem_euclid(k)));
-                } else if t.coefficient % k == 0 {
-                    whole.push((t.factors.clone(), t.coefficient / k));
+            for (factors, c) in self.terms() {
+                if factors.is_empty() {
+                    whole.push((Vec::new(), c.div_euclid(k)));
+                    rest.push((Vec::new(), c.rem_euclid(k)));
+                } else if c % k == 0 {
+                    whole.push((factors.to_vec(), c / k));
                 } else {
-                    rest.push((t.factors.clone(), t.coefficient));
+                    rest.push((factors.to_vec(), c));
                 }
             }
             let (whole, rest) = (Self::from_terms(whole), Self::from_terms(rest));
             return match rest.as_fixed() {
                 Some(r) => whole + Self::fixed(r.div_euclid(k)),
-                None => {
-                    whole + Self::atom(Atom::FloorDiv(Box::new(rest), Box::new(divisor.clone())))
-                }
+                None => whole + Self::atom(Atom::FloorDiv(rest, divisor.clone())),
             };
         }
-        Self::atom(Atom::FloorDiv(Box::new(self.clone()), Box::new(divisor.clone())))
+        Self::atom(Atom::FloorDiv(self.clone(), divisor.clone()))
     }
 
     /// Division rounded up, for a known positive divisor.
@@ -223,7 +269,7 @@ impl Dim {
         match (self.clone() - other.clone()).as_fixed() {
             Some(d) if d >= 0 => self.clone(),
             Some(_) => other.clone(),
-            None => Self::atom(Atom::Max(Box::new(self.clone()), Box::new(other.clone()))),
+            None => Self::atom(Atom::Max(self.clone(), other.clone())),
         }
     }
 
@@ -233,7 +279,7 @@ impl Dim {
         match (self.clone() - other.clone()).as_fixed() {
             Some(d) if d <= 0 => self.clone(),
             Some(_) => other.clone(),
-            None => Self::atom(Atom::Min(Box::new(self.clone()), Box::new(other.clone()))),
+            None => Self::atom(Atom::Min(self.clone(), other.clone())),
         }
     }
 
@@ -244,7 +290,7 @@ impl Dim {
             Atom::FloorDiv(a, b) | Atom::Min(a, b) => a.is_non_negative() && b.is_non_negative(),
             Atom::Max(a, b) => a.is_non_negative() || b.is_non_negative(),
         };
-        self.0.iter().all(|t| t.coefficient >= 0 && t.factors.iter().all(certain))
+        self.terms().all(|(factors, c)| c >= 0 && factors.iter().all(certain))
     }
 
     /// It, or 0 where it might be negative.
@@ -262,7 +308,10 @@ impl Dim {
 impl std::ops::Add for Dim {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self::from_terms(self.0.into_iter().chain(other.0).map(|t| (t.factors, t.coefficient)))
+        if let (Form::Number(a), Form::Number(b)) = (&self.0, &other.0) {
+            return Self::fixed(a.saturating_add(*b));
+        }
+        Self::from_terms(self.terms().chain(other.terms()).map(|(f, c)| (f.to_vec(), c)))
     }
 }
 
@@ -276,12 +325,15 @@ impl std::ops::Sub for Dim {
 impl std::ops::Mul for Dim {
     type Output = Self;
     fn mul(self, other: Self) -> Self {
-        let mut terms = Vec::with_capacity(self.0.len() * other.0.len());
-        for a in &self.0 {
-            for b in &other.0 {
-                let mut factors: Vec<Atom> = a.factors.iter().chain(&b.factors).cloned().collect();
+        if let (Form::Number(a), Form::Number(b)) = (&self.0, &other.0) {
+            return Self::fixed(a.saturating_mul(*b));
+        }
+        let mut terms = Vec::new();
+        for (f, a) in self.terms() {
+            for (g, b) in other.terms() {
+                let mut factors: Vec<Atom> = f.iter().chain(g).cloned().collect();
                 factors.sort();
-                terms.push((factors, a.coefficient.saturating_mul(b.coefficient)));
+                terms.push((factors, a.saturating_mul(b)));
             }
         }
         Self::from_terms(terms)
@@ -315,21 +367,20 @@ impl fmt::Display for Atom {
 
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("0");
+        if let Form::Number(n) = self.0 {
+            return write!(f, "{n}");
         }
         // Constants sort first; they read better last.
-        let ordered = self.0.iter().filter(|t| !t.factors.is_empty());
-        let ordered = ordered.chain(self.0.iter().filter(|t| t.factors.is_empty()));
-        for (i, t) in ordered.enumerate() {
-            let c = t.coefficient;
+        let ordered = self.terms().filter(|(factors, _)| !factors.is_empty());
+        let ordered = ordered.chain(self.terms().filter(|(factors, _)| factors.is_empty()));
+        for (i, (factors, c)) in ordered.enumerate() {
             match (i, c < 0) {
                 (0, true) => f.write_str("-")?,
                 (0, false) => {}
                 (_, true) => f.write_str(" - ")?,
                 (_, false) => f.write_str(" + ")?,
             }
-            let names: Vec<String> = t.factors.iter().map(Atom::to_string).collect();
+            let names: Vec<String> = factors.iter().map(Atom::to_string).collect();
             match (c.unsigned_abs(), names.is_empty()) {
                 (n, true) => write!(f, "{n}")?,
                 (1, false) => f.write_str(&names.join("*"))?,
@@ -378,6 +429,27 @@ mod tests {
         assert_eq!(odd.evaluate(&|_| Some(7)), Some(4));
         assert_eq!(odd.evaluate(&|_| Some(8)), Some(4));
         assert_eq!(odd.substitute(&|_| Some(Dim::fixed(9))), Dim::fixed(5));
+    }
+
+    #[test]
+    fn a_clone_shares_and_the_wire_form_is_the_list_of_terms() {
+        let w = (s("W") - Dim::fixed(1)) / Dim::fixed(2) + Dim::fixed(1);
+        let (Form::Sum(a), Form::Sum(b)) = (&w.0, &w.clone().0) else { panic!("{w} is a sum") };
+        assert!(Arc::ptr_eq(a, b));
+        for (dim, json) in [
+            (Dim::fixed(0), "[]".to_owned()),
+            (Dim::fixed(3), r#"[{"factors":[],"coefficient":3}]"#.to_owned()),
+            (s("N"), r#"[{"factors":[{"Symbol":"N"}],"coefficient":1}]"#.to_owned()),
+            (w.clone(), serde_json::to_string(&w).unwrap()),
+        ] {
+            assert_eq!(serde_json::to_string(&dim).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Dim>(&json).unwrap(), dim);
+            let bytes = bincode::serialize(&dim).unwrap();
+            assert_eq!(bincode::deserialize::<Dim>(&bytes).unwrap(), dim);
+        }
+        // What is not in normal form on the wire is brought into it.
+        let zero = r#"[{"factors":[],"coefficient":0}]"#;
+        assert_eq!(serde_json::from_str::<Dim>(zero).unwrap(), Dim::fixed(0));
     }
 
     #[test]

@@ -326,8 +326,9 @@ impl Graph {
     }
 
     /// Keeps only what the outputs need: drops nodes and values that nothing reads, and renumbers.
-    /// Inputs and parameters stay, so that the interface does not change.
-    pub fn compact(&mut self) {
+    /// Inputs and parameters stay, so that the interface does not change. Says whether there was
+    /// anything to drop; if not, nothing has another number.
+    pub fn compact(&mut self) -> bool {
         let mut used = vec![false; self.values.len()];
         for v in self.outputs.iter().chain(&self.inputs) {
             used[v.index()] = true;
@@ -343,6 +344,9 @@ impl Graph {
                     used[v.index()] = true;
                 }
             }
+        }
+        if used.iter().all(|used| *used) && keep.iter().all(|keep| *keep) {
+            return false;
         }
         let mut flags = keep.iter();
         self.nodes.retain(|_| flags.next().copied().unwrap_or(false));
@@ -364,6 +368,7 @@ impl Graph {
         for node in &mut self.nodes {
             node.inputs.iter_mut().chain(&mut node.outputs).flatten().for_each(map);
         }
+        true
     }
 
     /// Puts a node of a unary operator behind every input and in front of every output.

@@ -7,7 +7,7 @@ use super::movement::{Item, Mover, Strided, produce, walked};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Threads, cost};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
-use crate::tensor::{Tensor, Value, normalise_axis};
+use crate::tensor::{Few, Tensor, normalise_axis};
 
 /// Tensors one after the other along an axis.
 pub(super) static CONCAT: OpDef = OpDef {
@@ -126,9 +126,19 @@ struct Concat {
 
 impl CpuKernel for Concat {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
-        let parts: Vec<Value> = (0..io.input_count()).map(|i| io.take(i)).collect::<Result<_>>()?;
-        let parts: Vec<&Tensor> = parts.iter().map(Value::tensor).collect::<Result<_>>()?;
-        io.emit(concat(io, &parts, self.axis)?);
+        const FEW: usize = 8;
+        let count = io.input_count();
+        let joined = if (1..=FEW).contains(&count) {
+            let mut parts = [io.tensor(0)?; FEW];
+            for (i, part) in parts[..count].iter_mut().enumerate() {
+                *part = io.tensor(i)?;
+            }
+            concat(io, &parts[..count], self.axis)?
+        } else {
+            let parts: Vec<&Tensor> = (0..count).map(|i| io.tensor(i)).collect::<Result<_>>()?;
+            concat(io, &parts, self.axis)?
+        };
+        io.emit(joined);
         Ok(())
     }
 }
@@ -137,7 +147,7 @@ impl CpuKernel for Concat {
 pub(super) fn concat(io: &Io<'_>, parts: &[&Tensor], axis: i64) -> Result<Tensor> {
     let [first, others @ ..] = parts else { bail!(Missing, "there is nothing to concatenate") };
     let axis = normalise_axis(axis, first.rank())?;
-    let mut shape = first.shape().to_vec();
+    let mut shape = first.shape().clone();
     for p in others {
         let fits = p.rank() == shape.len()
             && (0..shape.len()).all(|i| i == axis || p.shape()[i] == shape[i]);
@@ -159,7 +169,7 @@ pub(super) fn concat(io: &Io<'_>, parts: &[&Tensor], axis: i64) -> Result<Tensor
 
 /// Runs of each source in turn.
 struct Joined {
-    runs: Vec<usize>,
+    runs: Few<usize>,
 }
 
 impl Mover for Joined {

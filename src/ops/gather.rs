@@ -7,7 +7,7 @@ use super::movement::{Picked, Strided, produce, walked};
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::error::{Result, bail, err};
 use crate::graph::Dim;
-use crate::tensor::{Tensor, normalise_axis, strides};
+use crate::tensor::{Few, Shape, Tensor, normalise_axis, strides};
 
 const AXIS: &[AttributeDef] = &[AttributeDef::optional("axis", AttributeKind::Int)];
 
@@ -69,7 +69,7 @@ pub(super) static GATHER_ND: OpDef = OpDef {
 
 /// Only what is picked is read.
 fn moved(q: &cost::CostQuery<'_>) -> f64 {
-    let size = |x: &Option<(crate::DType, crate::Shape)>| {
+    let size = |x: &Option<(crate::DType, Shape)>| {
         x.as_ref().map_or(0.0, |(d, s)| (s.elements() * d.size()) as f64)
     };
     2.0 * q.outputs.first().map_or(0.0, size) + q.inputs.get(1).map_or(0.0, size)
@@ -98,16 +98,20 @@ impl CpuKernel for Gather {
         let extent = x.shape()[axis];
         let outer: usize = x.shape()[..axis].iter().product();
         let run: usize = x.shape()[axis + 1..].iter().product();
-        let mut shape = x.shape()[..axis].to_vec();
-        shape.extend_from_slice(indices.shape());
-        shape.extend_from_slice(&x.shape()[axis + 1..]);
-        let offsets: Vec<usize> = indices
-            .to_i64s()?
-            .into_iter()
-            .map(|v| Ok(index(v, extent, axis)? * run))
+        let outside = &x.shape()[axis + 1..];
+        let shape: Shape = x.shape()[..axis]
+            .iter()
+            .chain(indices.shape().iter())
+            .chain(outside)
+            .copied()
+            .collect();
+        let offsets: Few<usize> = indices
+            .few_i64s()?
+            .iter()
+            .map(|v| Ok(index(*v, extent, axis)? * run))
             .collect::<Result<_>>()?;
         let step = extent * run;
-        let out = match offsets.as_slice() {
+        let out = match &offsets[..] {
             [one] => {
                 let walk = Strided::new(*one, &[outer, run], &[step as isize, 1]);
                 walked(io, &x, shape, &walk)?

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::OpRegistry;
 use crate::error::{Result, bail};
-use crate::graph::{Attribute, Dim, Fact, Graph, Node, ValueId};
+use crate::graph::{Attribute, Dim, Fact, Graph, Node};
 use crate::tensor::{DType, Tensor};
 
 /// What inference knows of one value.
@@ -47,7 +47,7 @@ impl Known {
 pub struct Infer<'a> {
     /// The node; the facts inside of its subgraphs may be updated.
     pub node: &'a mut Node,
-    inputs: Vec<Option<Known>>,
+    inputs: Vec<Option<&'a Known>>,
     outputs: Vec<Known>,
     fresh: &'a mut dyn FreshSymbols,
     registry: &'a OpRegistry,
@@ -84,7 +84,7 @@ impl Infer<'_> {
 
     /// What is known of an input; `None` if it is left out.
     pub fn known(&self, i: usize) -> Option<&Known> {
-        self.inputs.get(i).and_then(Option::as_ref)
+        self.inputs.get(i).copied().flatten()
     }
 
     /// Whether the input is given.
@@ -347,28 +347,20 @@ fn infer_node(
     fresh: &mut dyn FreshSymbols,
 ) -> Result<()> {
     let def = registry.require(node)?;
-    let inputs: Vec<Option<Known>> =
-        node.inputs.iter().map(|v| v.map(|v| all[v.index()].clone())).collect();
-    let outputs: Vec<Option<ValueId>> = node.outputs.clone();
-    let shapes = || -> String {
-        let words: Vec<String> = inputs
-            .iter()
-            .map(|k| k.as_ref().map_or_else(|| "-".to_owned(), |k| k.fact.to_string()))
-            .collect();
-        words.join(", ")
-    };
-    let described = shapes();
-    let count = outputs.len();
-    let mut context =
-        Infer { node, inputs, outputs: vec![Known::default(); count], fresh, registry };
-    (def.infer)(&mut context).map_err(|e| e.with_shapes(described))?;
-    for (v, known) in outputs.iter().zip(context.outputs) {
+    let inputs = node.inputs.iter().map(|v| v.map(|v| &all[v.index()])).collect();
+    let outputs = vec![Known::default(); node.outputs.len()];
+    let mut context = Infer { node, inputs, outputs, fresh, registry };
+    (def.infer)(&mut context).map_err(|e| {
+        let facts = context.inputs.iter();
+        let words = facts.map(|k| k.map_or_else(|| "-".to_owned(), |k| k.fact.to_string()));
+        e.with_shapes(words.collect::<Vec<_>>().join(", "))
+    })?;
+    let made = context.outputs;
+    for (v, mut known) in node.outputs.iter().zip(made) {
         if let Some(v) = v {
             // What is declared (the dtype of an output, say) fills in what is not inferred.
-            let declared = all[v.index()].fact.clone();
-            let mut merged = known;
-            merged.fact.dtype = merged.fact.dtype.or(declared.dtype);
-            all[v.index()] = merged;
+            known.fact.dtype = known.fact.dtype.or(all[v.index()].fact.dtype);
+            all[v.index()] = known;
         }
     }
     Ok(())

@@ -14,8 +14,10 @@ mod kernel;
 mod profile;
 mod program;
 mod registry;
+mod shape_only;
 mod threads;
 pub(crate) mod window;
+mod workspace;
 
 mod array;
 mod attention;
@@ -78,6 +80,7 @@ pub use registry::{MissingOp, OpRegistry};
 pub use threads::Threads;
 #[cfg(feature = "image")]
 pub use vision::fuzz_images;
+pub use workspace::Workspace;
 
 /// Every operator, by family file.
 pub static TABLE: &[&OpDef] = &[

@@ -2,7 +2,7 @@
 
 use super::{Io, Threads};
 use crate::error::{Result, bail, err};
-use crate::tensor::{DType, Shape, Tensor, element_count};
+use crate::tensor::{DType, Few, Shape, Tensor, element_count};
 
 /// What is moved: a word that stands for an element, or a string.
 pub(super) trait Item: Clone + Default + Send + Sync + 'static {}
@@ -122,7 +122,7 @@ fn words<W: Item + bytemuck::Pod>(
     threads: &Threads,
     mover: &impl Mover,
 ) -> Result<()> {
-    let mut slices: Vec<&[W]> = Vec::with_capacity(sources.len());
+    let mut slices: Few<&[W]> = Few::new();
     for t in sources {
         if t.dtype() != out.dtype() {
             bail!(DType, "inputs of dtypes {} and {} are mixed", out.dtype(), t.dtype());
@@ -133,12 +133,12 @@ fn words<W: Item + bytemuck::Pod>(
                 .map_err(|e| err!(Internal, "{}: {e}", t.describe()))?,
         });
     }
-    let described = out.describe();
+    let (dtype, shape) = (out.dtype(), out.shape().clone());
     let bytes = out.as_mut_bytes()?;
     let target: &mut [W] = if bytes.is_empty() {
         &mut []
     } else {
-        bytemuck::try_cast_slice_mut(bytes).map_err(|e| err!(Internal, "{described}: {e}"))?
+        bytemuck::try_cast_slice_mut(bytes).map_err(|e| err!(Internal, "{dtype}{shape}: {e}"))?
     };
     mover.fill(&slices, target, threads)
 }
@@ -155,14 +155,14 @@ const BLOCK: usize = 8;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Strided {
     offset: usize,
-    dims: Vec<usize>,
-    strides: Vec<isize>,
+    dims: Few<usize>,
+    strides: Few<isize>,
 }
 
 impl Strided {
     /// A walk from `offset` on; axes that can be walked as one are folded.
     pub(super) fn new(offset: usize, dims: &[usize], strides: &[isize]) -> Self {
-        let (mut d, mut s): (Vec<usize>, Vec<isize>) = (Vec::new(), Vec::new());
+        let (mut d, mut s): (Few<usize>, Few<isize>) = (Few::new(), Few::new());
         for (&n, &step) in dims.iter().zip(strides) {
             if n == 1 {
                 continue;
@@ -183,7 +183,7 @@ impl Strided {
 
     /// The start and length of the run that it visits, if that is all.
     fn run(&self) -> Option<(usize, usize)> {
-        match (self.dims.as_slice(), self.strides.as_slice()) {
+        match (&self.dims[..], &self.strides[..]) {
             ([], _) => Some((self.offset, 1)),
             ([n], [1]) => Some((self.offset, *n)),
             _ => None,
@@ -260,8 +260,8 @@ impl Strided {
         let row: usize = self.dims[along + 1..].iter().product();
         let middle = Self {
             offset: 0,
-            dims: self.dims[along + 1..].to_vec(),
-            strides: self.strides[along + 1..].to_vec(),
+            dims: self.dims[along + 1..].into(),
+            strides: self.strides[along + 1..].into(),
         };
         threads.split_rows(out, row, |first, chunk| {
             let mut done = 0;
@@ -333,7 +333,7 @@ fn block<T: Clone>(source: &[T], step: usize, target: &mut [T], row: usize) {
 struct Odometer<'a> {
     dims: &'a [usize],
     strides: &'a [isize],
-    index: Vec<usize>,
+    index: Few<usize>,
     position: isize,
 }
 
@@ -341,7 +341,7 @@ impl<'a> Odometer<'a> {
     /// Over the first `axes` axes, from the row with number `row` on.
     fn new(walk: &'a Strided, axes: usize, row: usize) -> Self {
         let (dims, strides) = (&walk.dims[..axes], &walk.strides[..axes]);
-        let mut index = vec![0; axes];
+        let mut index = Few::filled(0, axes);
         let (mut rest, mut position) = (row, walk.offset as isize);
         for i in (0..axes).rev() {
             index[i] = rest % dims[i];

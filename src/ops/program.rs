@@ -1,8 +1,11 @@
 //! A graph made ready for the CPU: kernels in order, with liveness.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::profile::{Recorder, Subject};
+use super::shape_only::ShapeOnly;
+use super::workspace::{Frame, Workspace};
 use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads, blocked};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node, ValueId};
@@ -35,6 +38,8 @@ pub struct RunContext {
     pub threads: Threads,
     /// Where the times of a program that was compiled to be profiled go, if anybody wants them.
     pub profile: Option<Recorder>,
+    /// What is kept from run to run.
+    pub workspace: Workspace,
 }
 
 #[derive(Debug)]
@@ -49,6 +54,8 @@ struct Step {
     promised: Option<Promised>,
     /// Whether the outputs are blocked.
     blocked: bool,
+    /// Whether the outputs depend on nothing but the shapes of the program's inputs.
+    shape_only: bool,
     /// What a profile needs to know, if one is wanted.
     subject: Option<Box<Subject>>,
 }
@@ -102,6 +109,10 @@ pub struct Program {
     inputs: Vec<(usize, String, Fact)>,
     outputs: Vec<(Source, String)>,
     slots: usize,
+    /// The slots of values that depend on shapes alone and are read where others are made.
+    kept: Vec<usize>,
+    /// Tells this program from all others of the process.
+    number: u64,
     /// Tells this program from others that the same node may run, in a profile: a hash of its nodes,
     /// so that it is the same when the program is compiled anew for another shape.
     id: u64,
@@ -116,16 +127,13 @@ impl Program {
         if let Some(p) = graph.unbound_params().next() {
             bail!(Missing, "parameter `{}` is not bound", p.name);
         }
-        // A slot for each value that is fed or made; liveness by its last reader.
-        let mut last_use: Vec<usize> = vec![usize::MAX; graph.values().len()];
-        for (i, node) in graph.nodes().iter().enumerate() {
-            for v in node.reads() {
-                last_use[v.index()] = i;
-            }
+        let shape_only = ShapeOnly::new(graph, registry);
+        let mut last_use = last_uses(graph);
+        // What is kept is not taken by its last reader.
+        for v in shape_only.kept() {
+            last_use[v.index()] = None;
         }
-        for v in graph.outputs() {
-            last_use[v.index()] = usize::MAX;
-        }
+        let (slot_of, slots) = slots(graph, &last_use, &shape_only);
         let mut constants: Vec<Option<Value>> = Vec::new();
         let mut constant_of = vec![None; graph.values().len()];
         for (i, info) in graph.values().iter().enumerate() {
@@ -136,7 +144,10 @@ impl Program {
         }
         let source = |v: ValueId, step: usize| match constant_of[v.index()] {
             Some(c) => Source::Constant(c),
-            None => Source::Slot { slot: v.index(), last: last_use[v.index()] == step },
+            None => Source::Slot {
+                slot: slot_of[v.index()].unwrap_or_default(),
+                last: last_use[v.index()] == Some(step),
+            },
         };
         let mut read_constants = vec![false; constants.len()];
         let mut is_blocked = vec![false; graph.values().len()];
@@ -191,11 +202,12 @@ impl Program {
             steps.push(Step {
                 kernel,
                 inputs,
-                outputs: node.outputs.iter().map(|v| v.map(ValueId::index)).collect(),
+                outputs: node.outputs.iter().map(|v| v.and_then(|v| slot_of[v.index()])).collect(),
                 name: node.name.clone(),
                 op: node.op.clone(),
                 promised: registry.is_added(def).then(|| Promised::new(def, node, graph)),
                 blocked,
+                shape_only: shape_only.node(i),
                 subject: options.profile.then(|| {
                     Box::new(Subject { node: node.clone(), cost: def.cost, constants: known })
                 }),
@@ -224,9 +236,15 @@ impl Program {
         let inputs = graph
             .inputs()
             .iter()
-            .map(|v| (v.index(), graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
+            .map(|v| {
+                let info = graph.value(*v);
+                (slot_of[v.index()].unwrap_or_default(), info.name.clone(), info.fact.clone())
+            })
             .collect();
-        Ok(Self { steps, constants, inputs, outputs, slots: graph.values().len(), id })
+        let kept = shape_only.kept().iter().filter_map(|v| slot_of[v.index()]).collect();
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { steps, constants, inputs, outputs, slots, kept, number, id })
     }
 
     /// Runs it on the inputs, in the graph's order.
@@ -253,32 +271,53 @@ impl Program {
 
     fn run_steps(
         &self,
-        inputs: Vec<Value>,
+        mut inputs: Vec<Value>,
         context: &RunContext,
         mut observe: Option<&mut dyn FnMut(&str, &str, &[Value])>,
     ) -> Result<Vec<Value>> {
         if inputs.len() != self.inputs.len() {
             bail!(Missing, "{} inputs are needed, {} given", self.inputs.len(), inputs.len());
         }
+        for ((_, name, fact), value) in self.inputs.iter().zip(&inputs) {
+            fact.admits(value).map_err(|why| err!(Shape, "input `{name}`: {why}"))?;
+        }
         let mut recording = context.profile.as_ref().map(|r| r.enter(self.id, self.steps.len()));
-        let mut slots: Vec<Option<Value>> = vec![None; self.slots];
-        for ((slot, name, fact), value) in self.inputs.iter().zip(inputs) {
-            fact.admits(&value).map_err(|why| err!(Shape, "input `{name}`: {why}"))?;
+        let mut frame = context.workspace.frame();
+        let mut start = Default::default();
+        // An observer sees every node.
+        if observe.is_none() {
+            let keeps = !self.kept.is_empty();
+            start = context.workspace.start(self.number, &inputs, keeps, &context.pool);
+        }
+        let Frame { slots, arguments, made: spare, found } = &mut *frame;
+        slots.resize(self.slots, None);
+        for ((slot, ..), value) in self.inputs.iter().zip(inputs.drain(..)) {
             slots[*slot] = Some(value);
         }
-        let mut arguments: Vec<Option<Value>> = Vec::new();
-        let mut spare: Vec<Value> = Vec::new();
+        if let Some(kept) = &start.kept {
+            for (slot, value) in self.kept.iter().zip(kept.iter()) {
+                slots[*slot] = Some(value.clone());
+            }
+        }
         for (place, step) in self.steps.iter().enumerate() {
+            if step.shape_only && start.kept.is_some() {
+                for s in &step.inputs {
+                    if let Source::Slot { slot, last: true } = s {
+                        slots[*slot] = None;
+                    }
+                }
+                continue;
+            }
             arguments.clear();
             for s in &step.inputs {
-                arguments.push(self.fetch(*s, &mut slots)?);
+                arguments.push(self.fetch(*s, slots)?);
             }
             let mut recorded = recording.as_mut().zip(step.subject.as_deref());
             if let Some((recording, subject)) = &mut recorded {
-                recording.begin(place, subject, &arguments);
+                recording.begin(place, subject, arguments);
             }
-            let room = std::mem::take(&mut spare);
-            let mut io = Io::new(&mut arguments, room, step.outputs.len(), context);
+            let room = std::mem::take(spare);
+            let mut io = Io::new(arguments, room, step.outputs.len(), context);
             let done = step.kernel.run(&mut io);
             let mut made = io.finish();
             if let Some((recording, subject)) = recorded {
@@ -291,10 +330,10 @@ impl Program {
                     .collect();
                 words.join(", ")
             };
-            done.map_err(|e| e.with_node(&step.name, &step.op).with_shapes(described(&arguments)))?;
+            done.map_err(|e| e.with_node(&step.name, &step.op).with_shapes(described(arguments)))?;
             if let Some(promised) = &step.promised {
                 promised.check(&made).map_err(|e| {
-                    e.with_node(&step.name, &step.op).with_shapes(described(&arguments))
+                    e.with_node(&step.name, &step.op).with_shapes(described(arguments))
                 })?;
             }
             if made.len() < step.outputs.len() {
@@ -317,16 +356,20 @@ impl Program {
                     slots[*slot] = Some(value);
                 }
             }
-            spare = made;
+            *spare = made;
         }
         arguments.clear();
-        self.outputs
-            .iter()
-            .map(|(s, name)| {
-                self.fetch(*s, &mut slots)?
-                    .ok_or_else(|| err!(Internal, "output `{name}` was not computed"))
-            })
-            .collect()
+        if start.find {
+            found.extend(self.kept.iter().map(|slot| slots[*slot].clone()));
+        }
+        // The vector of the inputs becomes that of the outputs.
+        for (s, name) in &self.outputs {
+            let value = self.fetch(*s, slots)?;
+            inputs.push(value.ok_or_else(|| err!(Internal, "output `{name}` was not computed"))?);
+        }
+        slots.clear();
+        context.workspace.finish(start, found);
+        Ok(inputs)
     }
 
     fn fetch(&self, source: Source, slots: &mut [Option<Value>]) -> Result<Option<Value>> {
@@ -359,6 +402,62 @@ impl Program {
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
+}
+
+/// The last node that reads each value; none for what the graph puts out and what nobody reads.
+fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
+    let mut last = vec![None; graph.values().len()];
+    for (i, node) in graph.nodes().iter().enumerate() {
+        for v in node.reads() {
+            last[v.index()] = Some(i);
+        }
+    }
+    for v in graph.outputs() {
+        last[v.index()] = None;
+    }
+    last
+}
+
+/// A slot for each value that is fed, or made and read, and how many there are. Values that are not
+/// there at the same time share one; those that depend on shapes alone may be there from the start.
+fn slots(
+    graph: &Graph,
+    last_use: &[Option<usize>],
+    shape_only: &ShapeOnly,
+) -> (Vec<Option<usize>>, usize) {
+    let mut slot_of: Vec<Option<usize>> = vec![None; graph.values().len()];
+    let mut free: Vec<usize> = Vec::new();
+    let mut count = 0;
+    for v in graph.inputs().iter().chain(shape_only.kept()) {
+        if slot_of[v.index()].is_none() {
+            slot_of[v.index()] = Some(count);
+            count += 1;
+        }
+    }
+    let own = slot_of.clone();
+    let put_out: std::collections::HashSet<ValueId> = graph.outputs().iter().copied().collect();
+    for (i, node) in graph.nodes().iter().enumerate() {
+        // Outputs are put into their slots after all inputs were taken out of theirs.
+        for v in node.reads() {
+            if last_use[v.index()] == Some(i)
+                && own[v.index()].is_none()
+                && let Some(slot) = slot_of[v.index()]
+                && !free.contains(&slot)
+            {
+                free.push(slot);
+            }
+        }
+        for v in node.makes() {
+            let read = last_use[v.index()].is_some() || put_out.contains(&v);
+            if read && slot_of[v.index()].is_none() {
+                slot_of[v.index()] = free.pop().or_else(|| {
+                    count += 1;
+                    Some(count - 1)
+                });
+            }
+        }
+    }
+    (slot_of, count)
 }
 
 /// Blocked values in plain form.

@@ -7,7 +7,7 @@ use super::elementwise::CONSUMED_INPUTS;
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, cost};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
-use crate::tensor::{Tensor, normalise_axis};
+use crate::tensor::{Few, Shape, Tensor, normalise_axis};
 
 /// The same elements in a shape that is given as a tensor, with 0 (copy) and -1 (infer).
 pub(super) static RESHAPE: OpDef = OpDef {
@@ -106,8 +106,8 @@ struct Reshape {
 impl CpuKernel for Reshape {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let target = match &self.attribute {
-            Some(shape) => shape.clone(),
-            None => io.tensor(1)?.to_i64s()?,
+            Some(shape) => shape.as_slice().into(),
+            None => io.tensor(1)?.few_i64s()?,
         };
         let x = io.take_tensor(0)?;
         let shape = resolve(&target, x.shape(), self.allow_zero)?;
@@ -117,8 +117,8 @@ impl CpuKernel for Reshape {
 }
 
 /// The extents that `target` stands for, of a tensor with extents `from`.
-fn resolve(target: &[i64], from: &[usize], allow_zero: bool) -> Result<Vec<usize>> {
-    let mut out = Vec::with_capacity(target.len());
+fn resolve(target: &[i64], from: &[usize], allow_zero: bool) -> Result<Shape> {
+    let mut out = Shape::scalar();
     let mut open = None;
     for (i, &t) in target.iter().enumerate() {
         out.push(match t {
@@ -176,8 +176,8 @@ struct Squeeze {
 impl CpuKernel for Squeeze {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let axes = match (&self.axes, io.optional(1)?) {
-            (Some(axes), _) => Some(axes.clone()),
-            (None, Some(t)) => Some(t.to_i64s()?),
+            (Some(axes), _) => Some(axes.as_slice().into()),
+            (None, Some(t)) => Some(t.few_i64s()?),
             (None, None) => None,
         };
         let x = io.take_tensor(0)?;
@@ -185,9 +185,9 @@ impl CpuKernel for Squeeze {
             Some(axes) => unique_axes(&axes, x.rank())?,
             None => x.shape().iter().map(|d| *d == 1).collect(),
         };
-        let mut shape = Vec::with_capacity(x.rank());
-        for (i, (&d, drop)) in x.shape().iter().zip(drop).enumerate() {
-            match (drop, d) {
+        let mut shape = Shape::scalar();
+        for (i, (&d, drop)) in x.shape().iter().zip(&drop).enumerate() {
+            match (*drop, d) {
                 (false, _) => shape.push(d),
                 (true, 1) => {}
                 _ => bail!(Shape, "axis {i} of {} cannot be squeezed", x.describe()),
@@ -206,13 +206,13 @@ struct Unsqueeze {
 impl CpuKernel for Unsqueeze {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let axes = match &self.axes {
-            Some(axes) => axes.clone(),
-            None => io.tensor(1)?.to_i64s()?,
+            Some(axes) => axes.as_slice().into(),
+            None => io.tensor(1)?.few_i64s()?,
         };
         let x = io.take_tensor(0)?;
         let added = unique_axes(&axes, x.rank() + axes.len())?;
         let mut old = x.shape().iter();
-        let shape: Vec<usize> = added
+        let shape: Shape = added
             .iter()
             .map(|add| if *add { 1 } else { old.next().copied().unwrap_or(1) })
             .collect();
@@ -227,8 +227,8 @@ fn axes_attribute(p: &Prepare<'_>) -> Result<Option<Vec<i64>>> {
 }
 
 /// Which of `rank` axes are listed.
-fn unique_axes(axes: &[i64], rank: usize) -> Result<Vec<bool>> {
-    let mut out = vec![false; rank];
+fn unique_axes(axes: &[i64], rank: usize) -> Result<Few<bool>> {
+    let mut out = Few::filled(false, rank);
     for &a in axes {
         if std::mem::replace(&mut out[normalise_axis(a, rank)?], true) {
             bail!(Shape, "`axes` {axes:?} lists an axis twice");
@@ -268,7 +268,7 @@ fn infer_reshape(i: &mut Infer<'_>) -> Result<()> {
             {
                 bail!(Shape, "a tensor of shape {from:?} cannot be reshaped to {numbers:?}");
             }
-            shape.into_iter().map(Dim::of).collect()
+            shape.iter().copied().map(Dim::of).collect()
         }
         _ => symbolic_reshape(i, &target, from.as_deref(), copies)?,
     };
@@ -345,8 +345,8 @@ fn infer_squeeze(i: &mut Infer<'_>) -> Result<()> {
         (Some(s), Ok(Some(axes))) => {
             let drop = unique_axes(&axes, s.len())?;
             let mut out = Vec::new();
-            for (axis, (d, drop)) in s.into_iter().zip(drop).enumerate() {
-                if !drop {
+            for (axis, (d, drop)) in s.into_iter().zip(&drop).enumerate() {
+                if !*drop {
                     out.push(d);
                 } else if d.as_fixed().is_some_and(|v| v != 1) {
                     bail!(Shape, "axis {axis} has extent {d} and cannot be squeezed");
@@ -374,8 +374,8 @@ fn infer_unsqueeze(i: &mut Infer<'_>) -> Result<()> {
             let mut old = s.into_iter();
             let added = unique_axes(&axes, rank)?;
             let dims = added
-                .into_iter()
-                .map(|add| if add { Dim::fixed(1) } else { old.next().unwrap_or_default() });
+                .iter()
+                .map(|add| if *add { Dim::fixed(1) } else { old.next().unwrap_or_default() });
             Some(dims.collect())
         }
         (_, _, Some(rank)) => Some(i.fresh_shape(rank)),

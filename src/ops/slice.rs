@@ -4,10 +4,10 @@ use super::batch::{BatchFlow, BatchQuery};
 use super::case::{Case, ints, iota};
 use super::def::types::{ANY, INDICES};
 use super::movement::{Strided, walked};
-use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
+use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, cost};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
-use crate::tensor::{Tensor, normalise_axis, strides};
+use crate::tensor::{Few, Tensor, normalise_axis, signed_strides};
 
 /// A range of each axis, with a step that may be negative; ranges are clamped.
 pub(super) static SLICE: OpDef = OpDef {
@@ -33,7 +33,7 @@ pub(super) static SLICE: OpDef = OpDef {
     prepare: |p| {
         let ranges = match attribute_ranges(p.node)? {
             Some(ranges) => Some(ranges),
-            None if p.has(1) && p.has(2) => None,
+            None if p.has(1) && p.has(2) => constant_ranges(p)?,
             None => bail!(Graph, "Slice needs its `starts` and `ends`"),
         };
         Ok(Box::new(Slice { ranges }))
@@ -51,8 +51,8 @@ struct Ranges<T> {
 }
 
 impl<T> Ranges<T> {
-    /// Each sliced axis of `rank` with its start, end and step.
-    fn by_axis(&self, rank: usize) -> Result<Vec<(usize, &T, &T, i64)>> {
+    /// The axis, of `rank`, and the step of each start and end.
+    fn by_axis(&self, rank: usize) -> Result<Few<(usize, i64)>> {
         let n = self.starts.len();
         let lengths = [
             ("ends", Some(self.ends.len())),
@@ -64,7 +64,7 @@ impl<T> Ranges<T> {
                 bail!(Shape, "there are {n} `starts`, but {length} `{name}`");
             }
         }
-        let mut seen = vec![false; rank];
+        let mut seen = Few::filled(false, rank);
         (0..n)
             .map(|i| {
                 let axis = self.axes.as_ref().map_or(i as i64, |a| a[i]);
@@ -76,7 +76,7 @@ impl<T> Ranges<T> {
                 if step == 0 {
                     bail!(Shape, "axis {axis} is sliced with step 0");
                 }
-                Ok((at, &self.starts[i], &self.ends[i], step))
+                Ok((at, step))
             })
             .collect()
     }
@@ -93,6 +93,17 @@ fn attribute_ranges(node: &Node) -> Result<Option<Ranges<i64>>> {
         }),
         _ => None,
     })
+}
+
+/// The inputs of later versions, where they are all constant.
+fn constant_ranges(p: &Prepare<'_>) -> Result<Option<Ranges<i64>>> {
+    let (Some(starts), Some(ends)) = (p.constant(1), p.constant(2)) else { return Ok(None) };
+    if (3..5).any(|i| p.has(i) && p.constant(i).is_none()) {
+        return Ok(None);
+    }
+    let read = |i: usize| p.constant(i).map(Tensor::to_i64s).transpose();
+    let (axes, steps) = (read(3)?, read(4)?);
+    Ok(Some(Ranges { starts: starts.to_i64s()?, ends: ends.to_i64s()?, axes, steps }))
 }
 
 /// The first index and how many there are, of an axis with `extent` elements.
@@ -120,20 +131,22 @@ struct Slice {
 impl CpuKernel for Slice {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let read = |i: usize| io.optional(i)?.map(Tensor::to_i64s).transpose();
+        let fed;
         let given = match &self.ranges {
-            Some(ranges) => ranges.clone(),
-            None => Ranges {
-                starts: io.tensor(1)?.to_i64s()?,
-                ends: io.tensor(2)?.to_i64s()?,
-                axes: read(3)?,
-                steps: read(4)?,
-            },
+            Some(ranges) => ranges,
+            None => {
+                let (axes, steps) = (read(3)?, read(4)?);
+                let (starts, ends) = (io.tensor(1)?.to_i64s()?, io.tensor(2)?.to_i64s()?);
+                fed = Ranges { starts, ends, axes, steps };
+                &fed
+            }
         };
         let x = io.take_tensor(0)?;
-        let mut shape = x.shape().to_vec();
-        let mut steps: Vec<isize> = strides(x.shape()).into_iter().map(|s| s as isize).collect();
+        let mut shape = x.shape().clone();
+        let mut steps = signed_strides(x.shape());
         let mut offset = 0;
-        for (axis, start, end, step) in given.by_axis(x.rank())? {
+        let axes = given.by_axis(x.rank())?;
+        for ((&(axis, step), start), end) in axes.iter().zip(&given.starts).zip(&given.ends) {
             let (first, count) = clamp(*start, *end, step, shape[axis]);
             if count > 0 {
                 offset += first * steps[axis].unsigned_abs();
@@ -213,7 +226,7 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
                     (Some(starts), Some(ends), _) => Some(Ranges { starts, ends, axes, steps }),
                     (_, _, Some(n)) => {
                         let some = Ranges { starts: vec![(); n], ends: vec![(); n], axes, steps };
-                        for (axis, ..) in some.by_axis(shape.len())? {
+                        for &(axis, _) in &some.by_axis(shape.len())? {
                             shape[axis] = i.fresh();
                         }
                         i.set(0, dtype, Some(shape));
@@ -231,7 +244,8 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
         return Ok(());
     };
     let elements = i.elements(0).filter(|_| shape.len() == 1);
-    for (axis, start, end, step) in ranges.by_axis(shape.len())? {
+    let axes = ranges.by_axis(shape.len())?;
+    for ((&(axis, step), start), end) in axes.iter().zip(&ranges.starts).zip(&ranges.ends) {
         if let (Some(elements), Some(s), Some(e)) = (&elements, start.as_fixed(), end.as_fixed()) {
             let (first, count) = clamp(s, e, step, elements.len());
             let at = |n: usize| first.wrapping_add_signed((step as isize).wrapping_mul(n as isize));

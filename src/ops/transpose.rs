@@ -5,7 +5,7 @@ use super::def::types::STORED;
 use super::movement::{Strided, walked};
 use super::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, cost};
 use crate::error::{Result, bail, err};
-use crate::tensor::{Shape, strides};
+use crate::tensor::{Few, Shape, signed_strides};
 
 /// The axes in another order; reversed by default.
 pub(super) static TRANSPOSE: OpDef = OpDef {
@@ -20,7 +20,7 @@ pub(super) static TRANSPOSE: OpDef = OpDef {
         let shape = match (i.shape(0), perm) {
             (Some(s), perm) => {
                 let order = order(perm.as_deref(), s.len())?;
-                Some(order.into_iter().map(|a| s[a].clone()).collect())
+                Some(order.iter().map(|a| s[*a].clone()).collect())
             }
             (None, Some(perm)) => Some(i.fresh_shape(perm.len())),
             (None, None) => None,
@@ -67,9 +67,9 @@ impl CpuKernel for Transpose {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.take_tensor(0)?;
         let order = order(self.perm.as_deref(), x.rank())?;
-        let steps = strides(x.shape());
+        let steps = signed_strides(x.shape());
         let shape: Shape = order.iter().map(|a| x.shape()[*a]).collect();
-        let steps: Vec<isize> = order.iter().map(|a| steps[*a] as isize).collect();
+        let steps: Few<isize> = order.iter().map(|a| steps[*a]).collect();
         let walk = Strided::new(0, &shape, &steps);
         io.emit(walked(io, &x, shape, &walk)?);
         Ok(())
@@ -77,12 +77,12 @@ impl CpuKernel for Transpose {
 }
 
 /// The input's axis for each axis of the output.
-fn order(perm: Option<&[i64]>, rank: usize) -> Result<Vec<usize>> {
+fn order(perm: Option<&[i64]>, rank: usize) -> Result<Few<usize>> {
     let Some(perm) = perm else { return Ok((0..rank).rev().collect()) };
     if perm.len() != rank {
         bail!(Shape, "`perm` {perm:?} does not fit a tensor with {rank} axes");
     }
-    let mut seen = vec![false; rank];
+    let mut seen = Few::filled(false, rank);
     perm.iter()
         .map(|&p| {
             let axis = usize::try_from(p).ok().filter(|a| *a < rank && !seen[*a]);
@@ -129,6 +129,6 @@ mod tests {
         assert!(order(Some(&[0, 2]), 2).is_err());
         assert!(order(Some(&[0, -1]), 2).is_err());
         assert!(order(Some(&[0]), 2).is_err());
-        assert_eq!(order(Some(&[1, 0]), 2).unwrap(), [1, 0]);
+        assert_eq!(*order(Some(&[1, 0]), 2).unwrap(), [1, 0]);
     }
 }

@@ -4,6 +4,7 @@
 use super::{AttributeDef, AttributeKind, Infer};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
+use crate::tensor::Few;
 
 pub(crate) const KERNEL_SHAPE: AttributeDef =
     AttributeDef::optional("kernel_shape", AttributeKind::Ints);
@@ -78,7 +79,7 @@ pub(crate) struct WindowAttributes {
 }
 
 /// One axis of a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Axis {
     /// The input's extent.
     pub(crate) size: usize,
@@ -152,19 +153,19 @@ impl WindowAttributes {
 
     /// The kernel's extents: the attribute, which must agree with the weights where these are
     /// given.
-    pub(crate) fn kernel_of(&self, weights: Option<&[usize]>) -> Result<Vec<usize>> {
+    pub(crate) fn kernel_of<'a>(&'a self, weights: Option<&'a [usize]>) -> Result<&'a [usize]> {
         match (&self.kernel, weights) {
             (Some(k), Some(w)) if k != w => {
                 bail!(Shape, "attribute `kernel_shape` is {k:?}, the weights have {w:?}")
             }
-            (Some(k), _) => Ok(k.clone()),
-            (None, Some(w)) => Ok(w.to_vec()),
+            (Some(k), _) => Ok(k),
+            (None, Some(w)) => Ok(w),
             (None, None) => bail!(Graph, "attribute `kernel_shape` is missing"),
         }
     }
 
     /// Stride, dilation and given pads along each of `rank` axes, for a transposed window.
-    pub(crate) fn transposed(&self, rank: usize) -> Result<Vec<(usize, usize, [usize; 2])>> {
+    pub(crate) fn transposed(&self, rank: usize) -> Result<Few<(usize, usize, [usize; 2])>> {
         (0..rank).map(|i| self.along(i, rank)).collect()
     }
 
@@ -172,12 +173,12 @@ impl WindowAttributes {
     ///
     /// # Errors
     /// If numbers of axes differ, or the kernel is larger than the padded input.
-    pub(crate) fn resolve(&self, size: &[usize], kernel: &[usize]) -> Result<Vec<Axis>> {
+    pub(crate) fn resolve(&self, size: &[usize], kernel: &[usize]) -> Result<Few<Axis>> {
         let rank = size.len();
         if kernel.len() != rank {
             bail!(Shape, "a kernel of shape {kernel:?} over an input with {rank} spatial axes");
         }
-        let mut axes = Vec::with_capacity(rank);
+        let mut axes = Few::new();
         for i in 0..rank {
             let (size, kernel) = (size[i], kernel[i]);
             let (stride, dilation, pads) = self.along(i, rank)?;

@@ -196,18 +196,22 @@ fn run(
         .filter(|p| !options.disabled_passes.iter().any(|d| d == p.name))
         .collect();
     let mut report = PassReport { changes: passes.iter().map(|p| (p.name, 0)).collect() };
+    let mut known = infer_graph(graph, registry)?;
+    if graph.compact() {
+        known = infer_graph(graph, registry)?;
+    }
     let mut round = |graph: &mut Graph, last: bool| -> Result<usize> {
         let mut changed = 0;
         for (pass, (_, count)) in passes.iter().zip(&mut report.changes) {
             if last != (pass.scope == Scope::Cpu) {
                 continue;
             }
-            let known = infer_graph(graph, registry)?;
             let n = apply(pass, graph, &known, registry)?;
             *count += n;
             changed += n;
             if n > 0 {
                 graph.compact();
+                known = infer_graph(graph, registry)?;
             }
         }
         Ok(changed)
@@ -217,13 +221,9 @@ fn run(
             break;
         }
     }
-    graph.compact();
-    infer_graph(graph, registry)?;
     // Dtypes are known only now.
     registry.check(graph)?;
-    if round(graph, true)? > 0 {
-        infer_graph(graph, registry)?;
-    }
+    round(graph, true)?;
     graph.validate()?;
     Ok(report)
 }

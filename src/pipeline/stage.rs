@@ -103,35 +103,29 @@ pub(crate) fn on_host(value: Value) -> Value {
 /// Checks that a device gave as many outputs as the segment has, each where it is needed.
 pub(crate) fn checked(
     device: &DeviceId,
-    outputs: Vec<Value>,
+    mut outputs: Vec<Value>,
     needed: &[Delivery],
 ) -> Result<Vec<Value>> {
     if outputs.len() != needed.len() {
         return Err(err!(Kernel, "the device gave {} outputs of {}", outputs.len(), needed.len())
             .with_device(device.to_string()));
     }
-    let mut out = Vec::with_capacity(outputs.len());
-    for (i, (value, needed)) in outputs.into_iter().zip(needed).enumerate() {
-        out.push(match value {
-            Value::Resident(r) if *needed == Delivery::Host || !device.is_named(r.device()) => {
-                match r.host() {
-                    Some(copy) => copy.clone().into(),
-                    None => {
-                        let words = r.describe();
-                        return Err(err!(Kernel, "output {i} is {words} and needed on the host")
-                            .with_device(device.to_string()));
-                    }
-                }
-            }
-            Value::Resident(r) if *needed == Delivery::Both && r.host().is_none() => {
+    for (i, (value, needed)) in outputs.iter_mut().zip(needed).enumerate() {
+        let Value::Resident(r) = value else { continue };
+        if *needed == Delivery::Host || !device.is_named(r.device()) {
+            let Some(copy) = r.host().cloned() else {
                 let words = r.describe();
-                return Err(err!(Kernel, "output {i} is {words} and needed on the host, too")
+                return Err(err!(Kernel, "output {i} is {words} and needed on the host")
                     .with_device(device.to_string()));
-            }
-            other => other,
-        });
+            };
+            *value = copy.into();
+        } else if *needed == Delivery::Both && r.host().is_none() {
+            let words = r.describe();
+            return Err(err!(Kernel, "output {i} is {words} and needed on the host, too")
+                .with_device(device.to_string()));
+        }
     }
-    Ok(out)
+    Ok(outputs)
 }
 
 /// An item that an instance works on.
@@ -176,9 +170,11 @@ where
             .map_err(ItemError::from_error)?;
         match submitted {
             Submitted::Done(outputs) => {
-                for (port, value) in outputs.into_iter().enumerate() {
-                    out.emit(port, value.into());
+                let mut outputs: Vec<P> = outputs.into_iter().map(P::from).collect();
+                for (port, payload) in outputs.drain(..).enumerate() {
+                    out.emit(port, payload);
                 }
+                out.recycle(outputs);
             }
             Submitted::Pending => {
                 self.next = self.next.wrapping_add(1);

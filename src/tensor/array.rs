@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Buffer, BufferPool, DType, Element, Shape, element_count};
+use super::{Buffer, BufferPool, DType, Element, Few, Shape, element_count};
 use crate::error::{Result, bail, err};
 
 /// An immutable, contiguous, row-major array of one dtype; cloning copies a handle.
@@ -219,12 +219,12 @@ impl Tensor {
         if !self.buffer.is_unique() {
             self.buffer = Buffer::copy_of(self.buffer.as_bytes());
         }
-        let described = self.describe();
-        let bytes = self
-            .buffer
+        let Self { dtype, shape, buffer } = self;
+        let bytes = buffer
             .unique_bytes()
-            .ok_or_else(|| err!(Internal, "{described}: a fresh copy is not unique"))?;
-        bytemuck::checked::try_cast_slice_mut(bytes).map_err(|e| err!(Internal, "{described}: {e}"))
+            .ok_or_else(|| err!(Internal, "{dtype}{shape}: a fresh copy is not unique"))?;
+        bytemuck::checked::try_cast_slice_mut(bytes)
+            .map_err(|e| err!(Internal, "{dtype}{shape}: {e}"))
     }
 
     /// The elements as bytes for writing; copies them first if somebody else holds this memory.
@@ -242,10 +242,10 @@ impl Tensor {
         if !self.buffer.is_unique() {
             self.buffer = Buffer::copy_of(self.buffer.as_bytes());
         }
-        let described = self.describe();
-        self.buffer
+        let Self { dtype, shape, buffer } = self;
+        buffer
             .unique_bytes()
-            .ok_or_else(|| err!(Internal, "{described}: a fresh copy is not unique"))
+            .ok_or_else(|| err!(Internal, "{dtype}{shape}: a fresh copy is not unique"))
     }
 
     /// Whether writing needs no copy, so that a kernel may work in place.
@@ -285,7 +285,7 @@ impl Tensor {
         if start.checked_add(count).is_none_or(|end| end > outer) {
             bail!(Shape, "rows {start}..+{count} are outside of {}", self.describe());
         }
-        let mut dims = self.shape.to_vec();
+        let mut dims = self.shape.clone();
         dims[0] = count;
         if let Some(strings) = self.buffer.as_strings() {
             let row: usize = dims[1..].iter().product();
@@ -297,7 +297,7 @@ impl Tensor {
             .range(start * row, count * row)
             .ok_or_else(|| err!(Internal, "rows of {}", self.describe()))?;
         // A later row may start at any element, which is aligned enough for its own type.
-        Ok(Self { dtype: self.dtype, shape: dims.into(), buffer })
+        Ok(Self { dtype: self.dtype, shape: dims, buffer })
     }
 
     /// The elements converted to i64, for whole numbers and bools.
@@ -309,6 +309,15 @@ impl Tensor {
             bail!(DType, "expected whole numbers, got {}", self.describe());
         }
         Ok(super::cast(self, DType::I64)?.as_slice::<i64>()?.to_vec())
+    }
+
+    /// As [`Self::to_i64s`], without memory for a few of them: what a shape or axes are made of.
+    pub(crate) fn few_i64s(&self) -> Result<Few<i64>> {
+        match self.dtype {
+            DType::I64 => Ok(self.as_slice::<i64>()?.into()),
+            DType::I32 => Ok(self.as_slice::<i32>()?.iter().map(|v| i64::from(*v)).collect()),
+            _ => Ok(self.to_i64s()?.as_slice().into()),
+        }
     }
 
     /// The elements converted to f32.

@@ -5,12 +5,14 @@ use std::sync::{Arc, Weak};
 
 use bytemuck::Zeroable;
 
-use super::pool::{LINE, Line, PoolInner, zeroed_lines};
+use super::pool::{LINE, Line, Place, PoolInner, zeroed_lines};
 use crate::error::Result;
 
 pub(crate) struct Storage {
     bytes: Bytes,
     pool: Option<Weak<PoolInner>>,
+    /// Where in its pool it belongs.
+    pub(super) place: Place,
 }
 
 enum Bytes {
@@ -22,7 +24,15 @@ enum Bytes {
 
 impl Storage {
     pub(super) fn heap(lines: Vec<Line>, pool: Option<Weak<PoolInner>>) -> Self {
-        Self { bytes: Bytes::Heap(lines), pool }
+        Self { bytes: Bytes::Heap(lines), pool, place: Place::Shelf }
+    }
+
+    /// Its size, in lines of memory of its own.
+    pub(super) fn lines(&self) -> usize {
+        match &self.bytes {
+            Bytes::Heap(lines) => lines.len(),
+            _ => 0,
+        }
     }
 
     fn as_bytes(&self) -> &[u8] {
@@ -35,11 +45,18 @@ impl Storage {
 }
 
 impl Drop for Storage {
+    /// Two threads that let go of the last two handles at once both found another holder: the
+    /// memory then goes back to its pool from here.
     fn drop(&mut self) {
+        if self.place == Place::Free {
+            return;
+        }
         if let (Bytes::Heap(lines), Some(pool)) =
             (&mut self.bytes, self.pool.as_ref().and_then(Weak::upgrade))
         {
-            pool.give_back(std::mem::take(lines));
+            let mut again = Self::heap(std::mem::take(lines), self.pool.take());
+            again.place = self.place;
+            pool.give_back(Arc::new(again));
         }
     }
 }
@@ -49,14 +66,34 @@ impl Drop for Storage {
 /// Bytes that were allocated here are aligned to 64. Only a unique buffer can be written.
 #[derive(Clone)]
 pub struct Buffer {
-    storage: Arc<Storage>,
+    /// Always there, until it is dropped.
+    storage: Option<Arc<Storage>>,
     offset: usize,
     len: usize,
 }
 
+impl Drop for Buffer {
+    /// The last handle gives the memory back to its pool together with its counts, so that handing
+    /// it out again allocates nothing.
+    fn drop(&mut self) {
+        let Some(mut storage) = self.storage.take() else { return };
+        if Arc::strong_count(&storage) > 1 {
+            return;
+        }
+        let Some(unique) = Arc::get_mut(&mut storage) else { return };
+        if let Some(pool) = unique.pool.as_ref().and_then(Weak::upgrade) {
+            pool.give_back(storage);
+        }
+    }
+}
+
 impl Buffer {
     pub(super) fn new(storage: Storage, len: usize) -> Self {
-        Self { storage: Arc::new(storage), offset: 0, len }
+        Self::of(Arc::new(storage), len)
+    }
+
+    pub(super) const fn of(storage: Arc<Storage>, len: usize) -> Self {
+        Self { storage: Some(storage), offset: 0, len }
     }
 
     /// A buffer of `len` zero bytes.
@@ -77,15 +114,17 @@ impl Buffer {
     /// A handle on memory that `owner` keeps, such as a mapped file. Not aligned by itself.
     pub fn foreign(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let len = owner.as_ref().len();
-        Self::new(Storage { bytes: Bytes::Foreign(Box::new(owner)), pool: None }, len)
+        let bytes = Bytes::Foreign(Box::new(owner));
+        Self::new(Storage { bytes, pool: None, place: Place::Shelf }, len)
     }
 
     pub(super) fn strings(strings: Vec<String>) -> Self {
-        Self::new(Storage { bytes: Bytes::Strings(strings), pool: None }, 0)
+        let bytes = Bytes::Strings(strings);
+        Self::new(Storage { bytes, pool: None, place: Place::Shelf }, 0)
     }
 
     pub(super) fn as_strings(&self) -> Option<&[String]> {
-        match &self.storage.bytes {
+        match &self.storage.as_ref()?.bytes {
             Bytes::Strings(strings) => Some(strings),
             _ => None,
         }
@@ -103,13 +142,14 @@ impl Buffer {
 
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.storage.as_bytes()[self.offset..self.offset + self.len]
+        let all = self.storage.as_ref().map_or_else(Default::default, |s| s.as_bytes());
+        &all[self.offset..self.offset + self.len]
     }
 
     /// The bytes for writing, if nobody else holds this memory.
     pub fn unique_bytes(&mut self) -> Option<&mut [u8]> {
         let (offset, len) = (self.offset, self.len);
-        match &mut Arc::get_mut(&mut self.storage)?.bytes {
+        match &mut Arc::get_mut(self.storage.as_mut()?)?.bytes {
             Bytes::Heap(lines) => Some(&mut bytemuck::cast_slice_mut(lines)[offset..offset + len]),
             _ => None,
         }
@@ -124,7 +164,7 @@ impl Buffer {
     pub fn range(&self, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?;
         (end <= self.len).then(|| Self {
-            storage: Arc::clone(&self.storage),
+            storage: self.storage.clone(),
             offset: self.offset + offset,
             len,
         })
@@ -132,12 +172,16 @@ impl Buffer {
 
     /// A handle that does not keep the memory.
     pub(crate) fn downgrade(&self) -> WeakBuffer {
-        WeakBuffer { storage: Arc::downgrade(&self.storage), offset: self.offset, len: self.len }
+        let storage = self.storage.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        WeakBuffer { storage, offset: self.offset, len: self.len }
     }
 
     /// Whether two handles share memory.
     pub fn same_memory(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage)
+        match (&self.storage, &other.storage) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
     }
 }
 
@@ -159,7 +203,7 @@ impl WeakBuffer {
     /// The buffer, if somebody still holds it.
     pub(crate) fn upgrade(&self) -> Option<Buffer> {
         let storage = self.storage.upgrade()?;
-        Some(Buffer { storage, offset: self.offset, len: self.len })
+        Some(Buffer { storage: Some(storage), offset: self.offset, len: self.len })
     }
 }
 

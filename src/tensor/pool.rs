@@ -1,11 +1,11 @@
 //! A pool of host buffers, so that steady state allocates nothing.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 
 use super::buffer::{Buffer, Storage};
+use super::layout::{Layout, Lifetime};
 use crate::error::{Result, err};
 
 /// A cache line; a vector of them is a byte buffer aligned to 64.
@@ -28,12 +28,91 @@ pub(super) fn zeroed_lines(count: usize) -> Result<Vec<Line>> {
 /// Bytes of a [`Line`].
 pub(crate) const LINE: usize = 64;
 
+/// Where the memory of a pool belongs when nobody holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On the shelf of its size.
+    Shelf,
+    /// There, too; it was asked for in a run that is recorded.
+    Recorded { run: u64, index: usize },
+    /// In the block with this number.
+    Block(usize),
+    /// Nobody holds it now, and if the pool drops it, it is not to come back.
+    Free,
+}
+
+/// What a run's allocations are for the pool.
+#[derive(Debug)]
+enum Recording {
+    /// Written down.
+    Written { run: u64, lifetimes: Vec<Lifetime>, clock: usize },
+    /// Taken from where they are laid out.
+    LaidOut { layout: Arc<Layout>, next: usize },
+}
+
+/// More allocations in a run are not laid out: finding the blocks would take long.
+const MOST_LAID_OUT: usize = 4096;
+
+/// Memory that buffers of planned runs take turns in.
+#[derive(Debug)]
+struct Block {
+    lines: usize,
+    /// The memory, unless it is not allocated yet or somebody holds it.
+    free: Option<Arc<Storage>>,
+    held: bool,
+}
+
 #[derive(Debug, Default)]
 struct Shelves {
-    free: HashMap<usize, Vec<Vec<Line>>>,
+    /// What is free, by its number of lines, in order.
+    free: Vec<(usize, Vec<Arc<Storage>>)>,
+    blocks: Vec<Block>,
+    recording: Option<Recording>,
+    runs: u64,
     held_bytes: usize,
+    owned_bytes: usize,
     allocated: u64,
     reused: u64,
+}
+
+impl Shelves {
+    /// Takes memory off the shelf of this size.
+    fn take(&mut self, lines: usize) -> Option<Arc<Storage>> {
+        let at = self.free.binary_search_by_key(&lines, |(size, _)| *size).ok()?;
+        let found = self.free[at].1.pop()?;
+        self.held_bytes -= lines * LINE;
+        Some(found)
+    }
+
+    /// Says where the next allocation belongs, and gives its memory if it is there already.
+    fn next(&mut self, lines: usize) -> (Place, Option<Arc<Storage>>) {
+        match &mut self.recording {
+            None => (Place::Shelf, None),
+            Some(Recording::Written { run, lifetimes, clock }) => {
+                let place = Place::Recorded { run: *run, index: lifetimes.len() };
+                *clock += 1;
+                lifetimes.push(Lifetime { lines, from: *clock, until: None });
+                (place, None)
+            }
+            Some(Recording::LaidOut { layout, next }) => {
+                let at = layout.block(*next, lines);
+                *next += 1;
+                match at.and_then(|at| Some((at, self.blocks.get_mut(at)?))) {
+                    Some((at, block)) if !block.held => {
+                        block.held = true;
+                        (Place::Block(at), block.free.take())
+                    }
+                    _ => (Place::Shelf, None),
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Storage({} lines)", self.lines())
+    }
 }
 
 #[derive(Debug)]
@@ -43,20 +122,58 @@ pub(crate) struct PoolInner {
 }
 
 impl PoolInner {
-    pub(super) fn give_back(&self, lines: Vec<Line>) {
-        let bytes = lines.len() * LINE;
-        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        if bytes > 0 && shelves.held_bytes + bytes <= self.cap_bytes {
-            shelves.held_bytes += bytes;
-            shelves.free.entry(lines.len()).or_default().push(lines);
+    fn shelves(&self) -> MutexGuard<'_, Shelves> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes back memory that nobody holds any more.
+    pub(super) fn give_back(&self, mut storage: Arc<Storage>) {
+        let Some(unique) = Arc::get_mut(&mut storage) else { return };
+        let lines = unique.lines();
+        let place = std::mem::replace(&mut unique.place, Place::Free);
+        let mut guard = self.shelves();
+        let shelves = &mut *guard;
+        if let Place::Block(at) = place {
+            if let Some(block) = shelves.blocks.get_mut(at) {
+                block.held = false;
+                if block.lines == lines {
+                    block.free = Some(storage);
+                    return;
+                }
+            }
+        } else {
+            if let (
+                Place::Recorded { run, index },
+                Some(Recording::Written { run: now, lifetimes, clock }),
+            ) = (place, &mut shelves.recording)
+                && run == *now
+                && let Some(lifetime) = lifetimes.get_mut(index)
+            {
+                *clock += 1;
+                lifetime.until = Some(*clock);
+            }
+            if shelves.held_bytes + lines * LINE <= self.cap_bytes {
+                shelves.held_bytes += lines * LINE;
+                match shelves.free.binary_search_by_key(&lines, |(size, _)| *size) {
+                    Ok(at) => shelves.free[at].1.push(storage),
+                    Err(at) => shelves.free.insert(at, (lines, vec![storage])),
+                }
+                return;
+            }
         }
+        shelves.owned_bytes -= lines * LINE;
+        drop(guard);
+        // Freed without the lock.
+        drop(storage);
     }
 }
 
 /// A pool that buffers return to at their last drop, from whatever thread.
 ///
 /// Buffers are kept by size class (at most a quarter larger than asked for), up to a cap in
-/// bytes; a pool that is dropped before its buffers simply lets them go.
+/// bytes; a pool that is dropped before its buffers simply lets them go. Where an instance runs the
+/// same shapes again, its buffers are laid out: they take turns in as few blocks as their lifetimes
+/// allow ([`BufferPool::planned_bytes`]).
 ///
 /// ```
 /// use brigade::tensor::BufferPool;
@@ -81,35 +198,147 @@ impl BufferPool {
     /// # Errors
     /// If the memory cannot be had.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        let lines = size_class(bytes.div_ceil(LINE));
-        let reused = {
-            let mut shelves = self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = shelves.free.get_mut(&lines).and_then(Vec::pop);
-            if found.is_some() {
-                shelves.held_bytes -= lines * LINE;
-                shelves.reused += 1;
-            } else {
-                shelves.allocated += 1;
+        let exact = bytes.div_ceil(LINE);
+        let class = size_class(exact);
+        let (place, lines, reused) = {
+            let mut shelves = self.0.shelves();
+            let (place, mut found) = shelves.next(exact);
+            let lines = match place {
+                Place::Block(at) => shelves.blocks[at].lines,
+                _ => class,
+            };
+            if !matches!(place, Place::Block(_)) {
+                found = shelves.take(class);
             }
-            found
+            match found {
+                Some(_) => shelves.reused += 1,
+                None => {
+                    shelves.allocated += 1;
+                    shelves.owned_bytes += lines * LINE;
+                }
+            }
+            (place, lines, found)
         };
-        let lines = match reused {
-            Some(lines) => lines,
-            None => zeroed_lines(lines)?,
+        let storage = match reused {
+            Some(mut storage) => {
+                if let Some(unique) = Arc::get_mut(&mut storage) {
+                    unique.place = place;
+                }
+                storage
+            }
+            None => match zeroed_lines(lines) {
+                Ok(lines) => {
+                    let mut storage = Storage::heap(lines, Some(Arc::downgrade(&self.0)));
+                    storage.place = place;
+                    Arc::new(storage)
+                }
+                Err(e) => {
+                    let mut shelves = self.0.shelves();
+                    shelves.owned_bytes -= lines * LINE;
+                    if let Place::Block(at) = place {
+                        shelves.blocks[at].held = false;
+                    }
+                    return Err(e);
+                }
+            },
         };
-        let weak: Weak<PoolInner> = Arc::downgrade(&self.0);
-        Ok(Buffer::new(Storage::heap(lines, Some(weak)), bytes))
+        Ok(Buffer::of(storage, bytes))
+    }
+
+    /// Writes down the allocations of a run from now on; `None` if one is under way.
+    pub(crate) fn record(&self) -> Option<Run<'_>> {
+        let mut shelves = self.0.shelves();
+        if shelves.recording.is_some() {
+            return None;
+        }
+        shelves.runs += 1;
+        let run = shelves.runs;
+        shelves.recording = Some(Recording::Written { run, lifetimes: Vec::new(), clock: 0 });
+        Some(Run(self))
+    }
+
+    /// Takes the allocations of a run from now on out of the blocks where they are laid out; `None`
+    /// if a run is under way.
+    pub(crate) fn lay_out(&self, layout: &Arc<Layout>) -> Option<Run<'_>> {
+        let mut shelves = self.0.shelves();
+        if shelves.recording.is_some() {
+            return None;
+        }
+        let mut outgrown = Vec::new();
+        for (at, lines) in layout.blocks().iter().enumerate() {
+            match shelves.blocks.get_mut(at) {
+                None => shelves.blocks.push(Block { lines: *lines, free: None, held: false }),
+                Some(block) if block.lines < *lines => {
+                    block.lines = *lines;
+                    outgrown.extend(block.free.take());
+                }
+                Some(_) => {}
+            }
+        }
+        let lines: usize = outgrown.iter().map(|s| s.lines()).sum();
+        shelves.owned_bytes -= lines * LINE;
+        shelves.recording = Some(Recording::LaidOut { layout: Arc::clone(layout), next: 0 });
+        drop(shelves);
+        Some(Run(self))
+    }
+
+    /// Frees what lies on the shelves: those who ask for it are laid out from now on.
+    fn clear(&self) {
+        let mut shelves = self.0.shelves();
+        shelves.owned_bytes -= shelves.held_bytes;
+        shelves.held_bytes = 0;
+        let free = std::mem::take(&mut shelves.free);
+        drop(shelves);
+        drop(free);
+    }
+
+    /// Bytes of the blocks that the buffers of repeated runs take turns in.
+    pub fn planned_bytes(&self) -> usize {
+        self.0.shelves().blocks.iter().map(|b| b.lines * LINE).sum()
+    }
+
+    /// Bytes of all memory that came from here and was not freed, whoever holds it.
+    pub fn owned_bytes(&self) -> usize {
+        self.0.shelves().owned_bytes
     }
 
     /// How many buffers were freshly allocated, and how many were reused.
     pub fn counts(&self) -> (u64, u64) {
-        let shelves = self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let shelves = self.0.shelves();
         (shelves.allocated, shelves.reused)
     }
 
     /// Bytes that lie free in the pool.
     pub fn held_bytes(&self) -> usize {
-        self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner).held_bytes
+        let shelves = self.0.shelves();
+        let blocks = shelves.blocks.iter().filter_map(|b| b.free.as_ref());
+        shelves.held_bytes + blocks.map(|s| s.lines() * LINE).sum::<usize>()
+    }
+}
+
+/// The allocations of a run, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Run<'a>(&'a BufferPool);
+
+impl Run<'_> {
+    /// Ends it. If it was written down, says how its buffers are to be laid out; what lies on the
+    /// shelves is freed then. `None` also if there were too many.
+    pub(crate) fn finish(self) -> Option<Layout> {
+        let lifetimes = match self.0.0.shelves().recording.take()? {
+            Recording::Written { lifetimes, .. } => lifetimes,
+            Recording::LaidOut { .. } => return None,
+        };
+        if lifetimes.len() > MOST_LAID_OUT {
+            return None;
+        }
+        self.0.clear();
+        Some(Layout::new(&lifetimes))
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        self.0.0.shelves().recording = None;
     }
 }
 
@@ -140,6 +369,69 @@ mod tests {
             assert!(c >= n && (c - n) * 4 <= n, "{n} {c}");
             assert_eq!(size_class(c), c);
         }
+    }
+
+    /// A chain of buffers, each let go after the next was made, and one that outlives the run.
+    fn run(pool: &BufferPool, sizes: &[usize]) -> Buffer {
+        let mut last = pool.allocate(1).unwrap();
+        for size in sizes {
+            let mut next = pool.allocate(*size).unwrap();
+            next.unique_bytes().unwrap().fill(1);
+            last = next;
+        }
+        drop(last);
+        pool.allocate(100).unwrap()
+    }
+
+    #[test]
+    fn a_repeated_run_is_laid_out() {
+        let pool = BufferPool::default();
+        let sizes: Vec<usize> = (1..20).map(|i| 1000 * i).collect();
+        let recording = pool.record().unwrap();
+        assert!(pool.record().is_none(), "one at a time");
+        let kept = run(&pool, &sizes);
+        let layout = Arc::new(recording.finish().unwrap());
+        assert_eq!(pool.owned_bytes(), 128, "only what is kept");
+        for _ in 0..3 {
+            let laid_out = pool.lay_out(&layout).unwrap();
+            drop(run(&pool, &sizes));
+            assert!(laid_out.finish().is_none());
+        }
+        // The two largest, and for what is not in the run.
+        let blocks = (19_000_usize.div_ceil(LINE) + 18_000_usize.div_ceil(LINE)) * LINE;
+        assert_eq!(pool.planned_bytes(), blocks);
+        assert_eq!(pool.owned_bytes(), blocks + 128 + 128);
+        // A run that does something else gets memory all the same.
+        let (allocated, _) = pool.counts();
+        let laid_out = pool.lay_out(&layout).unwrap();
+        let held: Vec<Buffer> = sizes.iter().map(|s| pool.allocate(*s).unwrap()).collect();
+        drop(laid_out);
+        assert!(pool.counts().0 > allocated);
+        drop(held);
+        assert_eq!(pool.held_bytes() + 128, pool.owned_bytes());
+        drop(kept);
+        assert_eq!(pool.held_bytes(), pool.owned_bytes());
+    }
+
+    #[test]
+    fn shapes_share_blocks_which_grow() {
+        let pool = BufferPool::default();
+        let record = |sizes: &[usize]| {
+            let recording = pool.record().unwrap();
+            drop(run(&pool, sizes));
+            Arc::new(recording.finish().unwrap())
+        };
+        let (small, large) = (record(&[4096, 8192]), record(&[1 << 20, 4096, 1 << 16]));
+        for layout in [&small, &large, &small, &large] {
+            let sizes: &[usize] =
+                if Arc::ptr_eq(layout, &small) { &[4096, 8192] } else { &[1 << 20, 4096, 1 << 16] };
+            let laid_out = pool.lay_out(layout).unwrap();
+            drop(run(&pool, sizes));
+            drop(laid_out);
+        }
+        let largest = (1 << 20) + (1 << 16).max(8192);
+        assert!(pool.planned_bytes() <= largest + 4096, "{}", pool.planned_bytes());
+        assert_eq!(pool.held_bytes(), pool.owned_bytes());
     }
 
     #[test]

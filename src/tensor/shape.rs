@@ -1,39 +1,47 @@
 //! Concrete shapes and the arithmetic on them.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 use serde::{Deserialize, Serialize};
 
+use super::few::Few;
 use crate::error::{Result, bail, err};
 
 /// A concrete shape: the extents of each axis, outermost first. A scalar has no axes.
 ///
 /// ```
 /// use brigade::Shape;
-/// let shape = Shape::from([2, 3]);
+/// let mut shape = Shape::from([2, 3]);
 /// assert_eq!(shape.elements(), 6);
-/// assert_eq!(shape.to_string(), "[2,3]");
+/// shape[1] = 4;
+/// assert_eq!(shape.to_string(), "[2,4]");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape(Vec<usize>);
+#[serde(from = "Vec<usize>", into = "Vec<usize>")]
+pub struct Shape(Few<usize>);
 
 impl Shape {
     /// The shape of a scalar.
     pub fn scalar() -> Self {
-        Self(Vec::new())
+        Self(Few::new())
     }
 
     /// How many axes there are.
     pub fn rank(&self) -> usize {
-        self.0.len()
+        self.len()
     }
 
     /// How many elements there are: 1 for a scalar, 0 if any extent is 0.
     ///
     /// Shapes of existing tensors never overflow; for untrusted extents use [`element_count`].
     pub fn elements(&self) -> usize {
-        self.0.iter().product()
+        self.iter().product()
+    }
+
+    /// Adds an axis, the innermost.
+    pub fn push(&mut self, extent: usize) {
+        self.0.push(extent);
     }
 }
 
@@ -44,21 +52,33 @@ impl Deref for Shape {
     }
 }
 
-impl From<Vec<usize>> for Shape {
-    fn from(v: Vec<usize>) -> Self {
-        Self(v)
+impl DerefMut for Shape {
+    fn deref_mut(&mut self) -> &mut [usize] {
+        &mut self.0
     }
 }
 
 impl From<&[usize]> for Shape {
     fn from(v: &[usize]) -> Self {
-        Self(v.to_vec())
+        Self(v.into())
+    }
+}
+
+impl From<Vec<usize>> for Shape {
+    fn from(v: Vec<usize>) -> Self {
+        v.as_slice().into()
+    }
+}
+
+impl From<Shape> for Vec<usize> {
+    fn from(shape: Shape) -> Self {
+        shape.to_vec()
     }
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
     fn from(v: [usize; N]) -> Self {
-        Self(v.to_vec())
+        v.as_slice().into()
     }
 }
 
@@ -68,21 +88,27 @@ impl FromIterator<usize> for Shape {
     }
 }
 
+impl Extend<usize> for Shape {
+    fn extend<I: IntoIterator<Item = usize>>(&mut self, iter: I) {
+        self.0.extend(iter);
+    }
+}
+
 impl PartialEq<[usize]> for Shape {
     fn eq(&self, other: &[usize]) -> bool {
-        self.0 == other
+        **self == *other
     }
 }
 
 impl<const N: usize> PartialEq<[usize; N]> for Shape {
     fn eq(&self, other: &[usize; N]) -> bool {
-        self.0 == other
+        **self == *other
     }
 }
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dims: Vec<_> = self.0.iter().map(usize::to_string).collect();
+        let dims: Vec<_> = self.iter().map(usize::to_string).collect();
         write!(f, "[{}]", dims.join(","))
     }
 }
@@ -111,7 +137,16 @@ pub fn element_count(dims: &[usize], element_size: usize) -> Result<usize> {
 
 /// Row-major strides in elements.
 pub fn strides(dims: &[usize]) -> Vec<usize> {
-    let mut out = vec![1; dims.len()];
+    steps(dims).to_vec()
+}
+
+/// As [`strides`], as signed numbers.
+pub(crate) fn signed_strides(dims: &[usize]) -> Few<isize> {
+    steps(dims).iter().map(|s| *s as isize).collect()
+}
+
+fn steps(dims: &[usize]) -> Few<usize> {
+    let mut out = Few::filled(1, dims.len());
     for i in (0..dims.len().saturating_sub(1)).rev() {
         out[i] = out[i + 1] * dims[i + 1];
     }
@@ -142,7 +177,7 @@ pub fn normalise_axis(axis: i64, rank: usize) -> Result<usize> {
 /// ```
 pub fn broadcast_shapes(shapes: &[&[usize]]) -> Result<Shape> {
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
-    let mut out = vec![1usize; rank];
+    let mut out: Shape = std::iter::repeat_n(1, rank).collect();
     for s in shapes {
         let lead = rank - s.len();
         for (i, &d) in s.iter().enumerate() {
@@ -155,7 +190,7 @@ pub fn broadcast_shapes(shapes: &[&[usize]]) -> Result<Shape> {
             }
         }
     }
-    Ok(out.into())
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -168,6 +203,20 @@ mod tests {
         assert_eq!(broadcast_shapes(&[&[], &[0, 2]]).unwrap(), [0, 2]);
         assert_eq!(broadcast_shapes(&[&[1], &[0]]).unwrap(), [0]);
         assert!(broadcast_shapes(&[&[2], &[3]]).is_err());
+    }
+
+    #[test]
+    fn the_wire_form_is_the_list_of_extents() {
+        for dims in [vec![], vec![2, 3], vec![1; 9]] {
+            let mut shape = Shape::from(dims.clone());
+            let json = serde_json::to_string(&shape).unwrap();
+            assert_eq!(json, serde_json::to_string(&dims).unwrap());
+            assert_eq!(serde_json::from_str::<Shape>(&json).unwrap(), shape);
+            assert_eq!(bincode::serialize(&shape).unwrap(), bincode::serialize(&dims).unwrap());
+            shape.push(7);
+            assert_eq!((shape.rank(), shape[dims.len()]), (dims.len() + 1, 7));
+        }
+        assert_eq!(format!("{:?}", Shape::from([2, 3])), "Shape([2, 3])");
     }
 
     #[test]

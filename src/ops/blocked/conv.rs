@@ -139,10 +139,11 @@ impl CpuKernel for Conv {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
         let plain = match self.packed.input() {
-            ConvInput::Blocked => plain_shape(x.shape())?.to_vec(),
-            ConvInput::Plain => x.shape().to_vec(),
+            ConvInput::Blocked => Some(plain_shape(x.shape())?),
+            ConvInput::Plain => None,
         };
-        let e = Extents::new(&plain, &self.shape, self.groups, &self.attributes)?;
+        let plain = plain.as_ref().map_or(&x.shape()[..], |plain| plain);
+        let e = Extents::new(plain, &self.shape, self.groups, &self.attributes)?;
         let [h, v] = padded_axes::<2>(&e.axes)?;
         let out_shape = [e.batch, e.out_channels / BLOCK, h.out, v.out, BLOCK];
         let bias = io.optional(2)?;

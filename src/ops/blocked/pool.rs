@@ -104,7 +104,7 @@ pub(super) static GLOBAL_AVERAGE_POOL: OpDef = OpDef {
 
 fn infer(i: &mut Infer<'_>) -> Result<()> {
     let window = WindowAttributes::read(i.node)?;
-    let kernel: Vec<Option<usize>> = window.kernel_of(None)?.into_iter().map(Some).collect();
+    let kernel: Vec<Option<usize>> = window.kernel_of(None)?.iter().copied().map(Some).collect();
     let shape = match i.shape(0) {
         Some(x) => {
             let x = plain_dims(&x)?;
@@ -137,7 +137,7 @@ impl CpuKernel for Pool {
         let x = io.tensor(0)?;
         let plain = plain_shape(x.shape())?;
         let (batch, channels) = (plain[0], plain[1]);
-        let axes = self.window.resolve(&plain[2..], &self.window.kernel_of(None)?)?;
+        let axes = self.window.resolve(&plain[2..], self.window.kernel_of(None)?)?;
         let [h, v] = padded_axes::<2>(&axes)?;
         let e = Extents { batch, in_channels: channels, out_channels: channels, groups: 1, axes };
         let shape = [batch, channels / BLOCK, h.out, v.out, BLOCK];

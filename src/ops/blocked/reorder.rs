@@ -85,9 +85,9 @@ fn unknown(i: &mut Infer<'_>) -> Result<()> {
     Ok(())
 }
 
-fn blocked_shape(plain: &[usize]) -> Result<Vec<usize>> {
+fn blocked_shape(plain: &[usize]) -> Result<[usize; 5]> {
     Ok(match *plain {
-        [n, c, h, w] if c.is_multiple_of(BLOCK) => vec![n, c / BLOCK, h, w, BLOCK],
+        [n, c, h, w] if c.is_multiple_of(BLOCK) => [n, c / BLOCK, h, w, BLOCK],
         _ => bail!(Shape, "a tensor of shape {plain:?} has no blocked form"),
     })
 }

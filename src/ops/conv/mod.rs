@@ -15,7 +15,7 @@ use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
 use crate::kernels::Window;
 use crate::ops::window::{Axis, WindowAttributes, padded_axes};
-use crate::tensor::{DType, Shape, element_count};
+use crate::tensor::{DType, Few, Shape, element_count};
 
 const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::F64];
 pub(super) const GROUP: AttributeDef = AttributeDef::optional("group", AttributeKind::Int);
@@ -35,7 +35,7 @@ pub(super) struct Extents {
     pub(super) in_channels: usize,
     pub(super) out_channels: usize,
     pub(super) groups: usize,
-    pub(super) axes: Vec<Axis>,
+    pub(super) axes: Few<Axis>,
 }
 
 impl Extents {
@@ -64,7 +64,7 @@ impl Extents {
         if !out_channels.is_multiple_of(groups) {
             bail!(Shape, "{out_channels} output channels cannot be cut into {groups} groups");
         }
-        let axes = window.resolve(size, &window.kernel_of(Some(kernel))?)?;
+        let axes = window.resolve(size, window.kernel_of(Some(kernel))?)?;
         let out = Self { batch, in_channels, out_channels, groups, axes };
         element_count(&out.shape(), 8)?;
         Ok(out)
@@ -107,7 +107,7 @@ pub(super) fn extents_of_any(
     {
         size[1] = 1;
     }
-    let axes = window.resolve(&size, &window.kernel_of(Some(&w[2..]))?)?;
+    let axes = window.resolve(&size, window.kernel_of(Some(&w[2..]))?)?;
     Ok(Extents { batch: 1, in_channels, out_channels: w[0], groups, axes })
 }
 

@@ -16,7 +16,7 @@ use crate::ops::window::{
 use crate::ops::{
     AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, Threads, batch,
 };
-use crate::tensor::{DType, Shape, Tensor, cast, element_count};
+use crate::tensor::{DType, Few, Shape, Tensor, cast, element_count};
 
 /// The transposed convolution over 1, 2 or 3 spatial axes.
 pub(in crate::ops) static CONV_TRANSPOSE: OpDef = OpDef {
@@ -89,11 +89,13 @@ impl Attributes {
     }
 
     /// The axes; `pads` says where the output begins in the full one.
-    fn resolve(&self, size: &[usize], kernel: &[usize]) -> Result<Vec<Axis>> {
+    fn resolve(&self, size: &[usize], kernel: &[usize]) -> Result<Few<Axis>> {
         let rank = size.len();
         let (extra, given) = (self.extra(rank)?, self.given_shape(rank)?);
-        let mut axes = Vec::with_capacity(rank);
-        for (i, (stride, dilation, pads)) in self.window.transposed(rank)?.into_iter().enumerate() {
+        let mut axes = Few::new();
+        for (i, (stride, dilation, pads)) in
+            self.window.transposed(rank)?.iter().copied().enumerate()
+        {
             let (size, kernel) = (size[i], kernel[i]);
             let full = size
                 .saturating_sub(1)
@@ -150,8 +152,8 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
         Some(w) => w[1].clone() * Dim::of(attributes.groups),
         None => i.fresh(),
     });
-    for (a, (stride, dilation, pads)) in attributes.window.transposed(rank)?.into_iter().enumerate()
-    {
+    let steps = attributes.window.transposed(rank)?;
+    for (a, (stride, dilation, pads)) in steps.iter().copied().enumerate() {
         let kernel = match (&attributes.window.kernel, &w) {
             (Some(k), _) if k.len() == rank => Some(Dim::of(k[a])),
             (Some(k), _) => {
@@ -183,7 +185,7 @@ struct Extents {
     in_channels: usize,
     out_channels: usize,
     groups: usize,
-    axes: Vec<Axis>,
+    axes: Few<Axis>,
 }
 
 impl Extents {
@@ -202,7 +204,7 @@ impl Extents {
             );
         }
         let kernel = attributes.window.kernel_of(Some(kernel))?;
-        let axes = attributes.resolve(size, &kernel)?;
+        let axes = attributes.resolve(size, kernel)?;
         let Some(out_channels) = depth.checked_mul(groups) else {
             bail!(Shape, "{depth} output channels in {groups} groups are too many");
         };

@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::ops::Threads;
-use crate::tensor::{Shape, broadcast_shapes};
+use crate::tensor::{Few, Shape, broadcast_shapes};
 
 /// Fewer elements than this are not worth waking another thread for.
 const SPLIT_FROM: usize = 1 << 15;
@@ -47,11 +47,17 @@ fn spread_erased<T: Send>(
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Axis<const N: usize> {
     extent: usize,
     /// How far each input moves along it; 0 where the input is broadcast.
     strides: [usize; N],
+}
+
+impl<const N: usize> Default for Axis<N> {
+    fn default() -> Self {
+        Self { extent: 0, strides: [0; N] }
+    }
 }
 
 /// The plan for `N` inputs: outer axes that count runs of `inner` elements.
@@ -59,7 +65,7 @@ struct Axis<const N: usize> {
 pub(in crate::ops) struct Broadcast<const N: usize> {
     /// The common shape.
     pub(in crate::ops) shape: Shape,
-    outer: Vec<Axis<N>>,
+    outer: Few<Axis<N>>,
     /// The length of a run.
     inner: usize,
     /// Whether each input moves on within a run (1) or stands still (0).
@@ -71,7 +77,7 @@ impl<const N: usize> Broadcast<N> {
     /// If the shapes cannot be broadcast together.
     pub(in crate::ops) fn new(shapes: [&[usize]; N]) -> Result<Self> {
         let shape = broadcast_shapes(&shapes)?;
-        let mut axes: Vec<Axis<N>> = Vec::new();
+        let mut axes: Few<Axis<N>> = Few::new();
         let mut size = [1usize; N];
         // From the innermost axis outwards.
         for back in 1..=shape.rank() {
@@ -112,7 +118,7 @@ impl<const N: usize> Broadcast<N> {
             run(self.step.map(|s| s * first), out);
             return;
         }
-        let mut index = vec![0usize; self.outer.len()];
+        let mut index = Few::filled(0_usize, self.outer.len());
         let mut at = [0usize; N];
         let mut rest = first / self.inner.max(1);
         for (i, axis) in index.iter_mut().zip(&self.outer).rev() {
@@ -163,7 +169,7 @@ impl Broadcast<2> {
             _ => return None,
         };
         let outer = &self.outer[..self.outer.len() - 1];
-        let outer = outer.iter().map(|a| Axis { extent: a.extent, strides: a.strides }).collect();
+        let outer = outer.into();
         let mut step = [1, 1];
         step[repeated] = 0;
         let inner = self.inner * last.extent;

@@ -19,7 +19,7 @@ use super::cost::{Cost, CostQuery};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
 use crate::ops::infer::broadcast_dims;
-use crate::tensor::{DType, broadcast_shapes, element_count};
+use crate::tensor::{DType, Shape, broadcast_shapes, element_count};
 
 /// The dtypes that ONNX lets `MatMul` and `Gemm` have.
 const TYPES: &[DType] = &[
@@ -37,15 +37,15 @@ const TYPES: &[DType] = &[
 #[derive(Clone, Debug, PartialEq)]
 struct Layout {
     /// The leading extents of the output.
-    batch: Vec<usize>,
+    batch: Shape,
     /// The leading extents of the operands.
-    a_lead: Vec<usize>,
-    b_lead: Vec<usize>,
+    a_lead: Shape,
+    b_lead: Shape,
     m: usize,
     k: usize,
     n: usize,
     /// The whole output.
-    out: Vec<usize>,
+    out: Shape,
 }
 
 impl Layout {
@@ -53,13 +53,13 @@ impl Layout {
     fn new(a: &[usize], b: &[usize]) -> Result<Self> {
         let (a_lead, m, k) = match a {
             [] => bail!(Shape, "the left operand is a scalar, which has no product"),
-            [k] => (Vec::new(), 1, *k),
-            [lead @ .., m, k] => (lead.to_vec(), *m, *k),
+            [k] => (Shape::scalar(), 1, *k),
+            [lead @ .., m, k] => (Shape::from(lead), *m, *k),
         };
         let (b_lead, kb, n) = match b {
             [] => bail!(Shape, "the right operand is a scalar, which has no product"),
-            [k] => (Vec::new(), *k, 1),
-            [lead @ .., k, n] => (lead.to_vec(), *k, *n),
+            [k] => (Shape::scalar(), *k, 1),
+            [lead @ .., k, n] => (Shape::from(lead), *k, *n),
         };
         if k != kb {
             bail!(
@@ -67,7 +67,7 @@ impl Layout {
                 "the left operand has {k} columns (shape {a:?}), the right one {kb} rows (shape {b:?})"
             );
         }
-        let batch = broadcast_shapes(&[&a_lead, &b_lead])?.to_vec();
+        let batch = broadcast_shapes(&[&a_lead, &b_lead])?;
         let mut out = batch.clone();
         if a.len() > 1 {
             out.push(m);
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn operands_of_a_broadcast_stack() {
         let l = Layout::new(&[2, 1, 4, 5], &[3, 5, 6]).unwrap();
-        assert_eq!((l.out.as_slice(), l.count()), ([2, 3, 4, 6].as_slice(), 6));
+        assert_eq!((&l.out[..], l.count()), ([2, 3, 4, 6].as_slice(), 6));
         let picked: Vec<_> = (0..6).map(|i| l.operands(i)).collect();
         assert_eq!(picked, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
         assert!(Layout::new(&[2, 3], &[2, 3]).is_err());

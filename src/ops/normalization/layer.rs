@@ -142,7 +142,7 @@ impl LayerNorm {
         axis: usize,
     ) -> Result<[Tensor; 3]> {
         let n: usize = x.shape()[axis..].iter().product();
-        let mut kept = x.shape().to_vec();
+        let mut kept = x.shape().clone();
         kept[axis..].fill(1);
         let mut mean = io.allocate(T::DTYPE, kept.clone())?;
         let mut deviation = io.allocate(T::DTYPE, kept)?;

@@ -110,7 +110,7 @@ pub(super) fn norm(p: &Prepare<'_>) -> Result<i32> {
 fn infer(i: &mut Infer<'_>) -> Result<()> {
     let window = WindowAttributes::read(i.node)?;
     let dtype = i.dtype(0);
-    let kernel: Vec<Option<usize>> = window.kernel_of(None)?.into_iter().map(Some).collect();
+    let kernel: Vec<Option<usize>> = window.kernel_of(None)?.iter().copied().map(Some).collect();
     let shape = match i.shape(0) {
         Some(x) if x.len() < 3 => {
             bail!(
@@ -252,7 +252,7 @@ impl CpuKernel for Pool {
                 x.describe()
             );
         };
-        let axes = self.window.resolve(size, &self.window.kernel_of(None)?)?;
+        let axes = self.window.resolve(size, self.window.kernel_of(None)?)?;
         let shape = shape_of(x, &axes);
         element_count(&shape, 8)?;
         let planes = n * c;

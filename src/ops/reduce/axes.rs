@@ -4,7 +4,7 @@ use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
 use crate::ops::Infer;
 use crate::ops::batch::{BatchFlow, BatchQuery};
-use crate::tensor::normalise_axis;
+use crate::tensor::{Few, normalise_axis};
 
 /// The attributes of a reduction.
 #[derive(Clone, Debug)]
@@ -40,12 +40,12 @@ impl Axes {
     ///
     /// # Errors
     /// If an axis is outside of the tensor or stands twice.
-    pub(super) fn reduced(&self, rank: usize, input: Option<&[i64]>) -> Result<Vec<bool>> {
+    pub(super) fn reduced(&self, rank: usize, input: Option<&[i64]>) -> Result<Few<bool>> {
         let axes = input.or(self.attribute.as_deref()).unwrap_or(&[]);
         if axes.is_empty() {
-            return Ok(vec![!self.noop; rank]);
+            return Ok(Few::filled(!self.noop, rank));
         }
-        let mut reduced = vec![false; rank];
+        let mut reduced = Few::filled(false, rank);
         for &axis in axes {
             let a = normalise_axis(axis, rank)?;
             if reduced[a] {
@@ -57,7 +57,12 @@ impl Axes {
     }
 
     /// The shape that is left.
-    pub(super) fn shape<D: Clone>(&self, dims: &[D], reduced: &[bool], one: &D) -> Vec<D> {
+    pub(super) fn shape<D: Clone, S: FromIterator<D>>(
+        &self,
+        dims: &[D],
+        reduced: &[bool],
+        one: &D,
+    ) -> S {
         let pairs = dims.iter().zip(reduced);
         if self.keep {
             pairs.map(|(d, r)| if *r { one.clone() } else { d.clone() }).collect()
@@ -70,7 +75,7 @@ impl Axes {
     ///
     /// # Errors
     /// As [`Self::reduced`].
-    pub(super) fn infer(&self, i: &mut Infer<'_>) -> Result<(Option<Vec<Dim>>, Option<Vec<bool>>)> {
+    pub(super) fn infer(&self, i: &mut Infer<'_>) -> Result<(Option<Vec<Dim>>, Option<Few<bool>>)> {
         let Some(dims) = i.shape(0) else { return Ok((None, None)) };
         let input = i.ints(1);
         if i.has(1) && input.is_none() {

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::kernels::math::{self, Reduce as Kernel};
 use crate::ops::elementwise::{Number, spread_work};
 use crate::ops::{Io, Threads};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Few, Tensor};
 
 /// A reduction: how an element joins a partial result, and how two of them join.
 pub(in crate::ops) trait Reduction: std::fmt::Debug + Send + Sync + 'static {
@@ -72,8 +72,8 @@ reductions! {
 }
 
 /// Extents with adjacent axes of the same kind folded; axes of extent 1 are left out.
-fn folded(dims: &[usize], reduced: &[bool]) -> Vec<(usize, bool)> {
-    let mut out: Vec<(usize, bool)> = Vec::new();
+fn folded(dims: &[usize], reduced: &[bool]) -> Few<(usize, bool)> {
+    let mut out: Few<(usize, bool)> = Few::new();
     for (&d, &r) in dims.iter().zip(reduced) {
         match out.last_mut() {
             _ if d == 1 => {}
@@ -109,7 +109,7 @@ pub(super) fn reduce<R: Reduction, T: Number>(
             }
             return Ok(());
         };
-        let (n, _) = groups.remove(at);
+        let Some((n, _)) = groups.remove(at) else { return Ok(()) };
         let inner: usize = groups[at..].iter().map(|g| g.0).product();
         let last = !groups.iter().any(|g| g.1);
         let source = between.take();
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn adjacent_axes_fold_and_ones_vanish() {
-        assert_eq!(folded(&[2, 3, 1, 4], &[false, true, false, true]), [(2, false), (12, true)]);
-        assert_eq!(folded(&[1, 1], &[true, false]), []);
+        assert_eq!(*folded(&[2, 3, 1, 4], &[false, true, false, true]), [(2, false), (12, true)]);
+        assert_eq!(*folded(&[1, 1], &[true, false]), []);
     }
 }

@@ -16,7 +16,7 @@ use super::elementwise::{Broadcast, Float, Number, fits, for_wide, spread, wide}
 use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::error::{Result, bail};
 use crate::graph::Dim;
-use crate::tensor::{DType, Tensor, cast};
+use crate::tensor::{DType, Few, Shape, Tensor, cast};
 
 /// What is done to a result at the end.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +63,7 @@ impl<R: Reduction> CpuKernel for Reduce<R> {
 }
 
 /// The result of nothing everywhere; infinities become the last number of the dtype.
-fn of_nothing(dtype: DType, shape: Vec<usize>, start: f64) -> Result<Tensor> {
+fn of_nothing(dtype: DType, shape: Shape, start: f64) -> Result<Tensor> {
     let one = match dtype {
         DType::Bool => Tensor::scalar(start > 0.0),
         _ => cast(&Tensor::scalar(start), dtype)?,
@@ -76,8 +76,8 @@ fn of_nothing(dtype: DType, shape: Vec<usize>, start: f64) -> Result<Tensor> {
 }
 
 /// The marked axes at run time.
-fn reduced(axes: &Axes, io: &Io<'_>) -> Result<Vec<bool>> {
-    let input = io.optional(1)?.map(Tensor::to_i64s).transpose()?;
+fn reduced(axes: &Axes, io: &Io<'_>) -> Result<Few<bool>> {
+    let input = io.optional(1)?.map(Tensor::few_i64s).transpose()?;
     axes.reduced(io.tensor(0)?.rank(), input.as_deref())
 }
 
@@ -90,7 +90,7 @@ fn is_identity(io: &Io<'_>, reduced: &[bool]) -> Result<bool> {
 impl<R: Reduction> Reduce<R> {
     fn reduce(&self, io: &Io<'_>, x: &Tensor, reduced: &[bool]) -> Result<Tensor> {
         let dtype = x.dtype();
-        let mut out = io.allocate(dtype, self.axes.shape(x.shape(), reduced, &1))?;
+        let mut out = io.allocate(dtype, self.axes.shape::<_, Shape>(x.shape(), reduced, &1))?;
         let count: usize =
             x.shape().iter().zip(reduced).filter(|(_, r)| **r).map(|(d, _)| *d).product();
         if self.then == Then::DivideByCount && count == 0 && dtype.is_int() && !out.is_empty() {
@@ -141,7 +141,7 @@ impl CpuKernel for LogSumExp {
 
 impl LogSumExp {
     fn reduce<T: Float>(&self, io: &Io<'_>, x: &Tensor, reduced: &[bool]) -> Result<Tensor> {
-        let ones: Vec<usize> =
+        let ones: Shape =
             x.shape().iter().zip(reduced).map(|(d, r)| if *r { 1 } else { *d }).collect();
         let xs = x.as_slice::<T>()?;
         let mut top = io.allocate(T::DTYPE, ones.clone())?;
@@ -157,7 +157,7 @@ impl LogSumExp {
         let to = powers.as_mut_slice::<T>()?;
         plan.zip(io.threads(), xs, top.as_slice::<T>()?, to, |x: T, m: T| x.minus(m));
         spread(io.threads(), to, 1, |_, xs| T::exp_all(xs));
-        let mut out = io.allocate(T::DTYPE, self.axes.shape(x.shape(), reduced, &1))?;
+        let mut out = io.allocate(T::DTYPE, self.axes.shape::<_, Shape>(x.shape(), reduced, &1))?;
         let sums = out.as_mut_slice::<T>()?;
         reduce::<Sum, T>(io, powers.as_slice::<T>()?, x.shape(), reduced, sums)?;
         for (s, &m) in sums.iter_mut().zip(top.as_slice::<T>()?) {
@@ -177,7 +177,7 @@ fn infer(
     let dtype = i.dtype(0);
     let elements = merge.zip(reduced).zip(dtype).and_then(|((merge, reduced), dtype)| {
         let elements = i.elements(0)?;
-        if reduced != [true] {
+        if *reduced != [true] {
             return if reduced.contains(&true) { None } else { Some(elements) };
         }
         let (first, rest) = elements.split_first()?;

@@ -109,7 +109,7 @@ impl CpuKernel for DeformConv {
             );
         }
         let axes =
-            self.window.resolve(&[height, width], &self.window.kernel_of(Some(&[kh, kw]))?)?;
+            self.window.resolve(&[height, width], self.window.kernel_of(Some(&[kh, kw]))?)?;
         let (v, h) = (axes[0], axes[1]);
         let (oh, ow, taps) = (v.out, h.out, kh * kw);
         element_count(&[n, out_c, oh, ow], 8)?;
