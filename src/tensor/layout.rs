@@ -14,8 +14,7 @@ pub(super) struct Lifetime {
 /// take turns in which are never held at the same time.
 ///
 /// Blocks, not ranges of one piece of memory, so that each buffer owns what it writes to. Found
-/// greedily, the largest buffer first, which wastes little: `brigade plan` prints how much is alive
-/// at most beside what the blocks take.
+/// greedily, the largest buffer first, which wastes little.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Lines that each buffer takes, and its block; none for what outlives the run.
