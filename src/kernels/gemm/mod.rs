@@ -8,6 +8,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub(in crate::kernels) mod block;
 pub(in crate::kernels) mod kernel;
 mod matrix;
@@ -25,6 +27,7 @@ use super::{Bias, Epilogue, Residual};
 use block::{Block, Left, Right};
 use kernel::Kernel;
 pub use matrix::{MatMut, MatRef};
+pub(in crate::kernels) use pack::RowTiles;
 pub use pack::{PackedA, PackedB};
 use std::ops::Range;
 
