@@ -22,8 +22,8 @@ pub struct Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) enum Kind {
     Scalar,
-    #[cfg(target_arch = "x86_64")]
     /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F, BW, DQ and VL, and all that [`Kind::Avx2`] has.
     #[cfg(target_arch = "x86_64")]
