@@ -1,7 +1,7 @@
 //! Dense tiles for AVX-512: two neighbouring blocks of output channels share a vector.
 
 use super::BLOCK;
-use super::avx2::{Finish, LINE, Tile};
+use super::avx2::{LINE, Tile};
 use crate::kernels::Activation;
 use crate::kernels::math::avx512::{clamp, hard_swish, splat};
 use std::arch::x86_64::*;
@@ -33,7 +33,15 @@ unsafe fn store(to: *mut f32, block: usize, v: __m512) {
     }
 }
 
-/// An activation that [`Finish::fuses`].
+/// The bounds of an activation that is a clamp.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn bounds(activation: Activation) -> (__m512, __m512) {
+    let (lo, hi) = activation.bounds().unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+    (splat(lo), splat(hi))
+}
+
+/// An activation that is fused into the tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn act(activation: Activation, x: __m512) -> __m512 {
@@ -41,44 +49,8 @@ pub(super) fn act(activation: Activation, x: __m512) -> __m512 {
         Activation::HardSwish => hard_swish(x),
         Activation::None => x,
         other => {
-            let (lo, hi) = other.bounds().unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
-            clamp(x, splat(lo), splat(hi))
-        }
-    }
-}
-
-/// Adds, activates and stores P positions of V pairs of blocks that lie `out_block` apart.
-///
-/// # Safety
-/// The output, and the residual where there is one, hold them.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn finish<const P: usize, const V: usize>(
-    f: &Finish,
-    mut acc: [[__m512; V]; P],
-    out: *mut f32,
-    residual: *const f32,
-    out_block: usize,
-) {
-    // Each loop is short enough to be unrolled whole, so that the sums stay in registers.
-    if !residual.is_null() {
-        for v in 0..V {
-            for p in 0..P {
-                // SAFETY: the caller's promise.
-                let r = unsafe { load(residual.add(2 * v * out_block + p * BLOCK), out_block) };
-                acc[p][v] = _mm512_add_ps(acc[p][v], r);
-            }
-        }
-    }
-    for v in 0..V {
-        for p in 0..P {
-            acc[p][v] = act(f.activation, acc[p][v]);
-        }
-    }
-    for v in 0..V {
-        for p in 0..P {
-            // SAFETY: the caller's promise.
-            unsafe { store(out.add(2 * v * out_block + p * BLOCK), out_block, acc[p][v]) };
+            let (lo, hi) = bounds(other);
+            clamp(x, lo, hi)
         }
     }
 }
@@ -218,7 +190,39 @@ unsafe fn tiles<const P: usize, const V: usize, const U: usize, const S: usize>(
                 outer_x = outer_x.wrapping_add(outer.x);
                 w = w.wrapping_add(outer.w);
             }
-            finish(&t.finish, acc, out, residual, out_block);
+            // Not a function: one that is not inlined would have the sums in memory. Each loop is
+            // short enough to be unrolled whole, for the same end.
+            if !residual.is_null() {
+                for v in 0..V {
+                    for p in 0..P {
+                        let r = load(residual.add(2 * v * out_block + p * BLOCK), out_block);
+                        acc[p][v] = _mm512_add_ps(acc[p][v], r);
+                    }
+                }
+            }
+            match t.finish.activation {
+                Activation::HardSwish => {
+                    for v in 0..V {
+                        for p in 0..P {
+                            acc[p][v] = hard_swish(acc[p][v]);
+                        }
+                    }
+                }
+                Activation::None => {}
+                other => {
+                    let (lo, hi) = bounds(other);
+                    for v in 0..V {
+                        for p in 0..P {
+                            acc[p][v] = clamp(acc[p][v], lo, hi);
+                        }
+                    }
+                }
+            }
+            for v in 0..V {
+                for p in 0..P {
+                    store(out.add(2 * v * out_block + p * BLOCK), out_block, acc[p][v]);
+                }
+            }
         }
         x = x.wrapping_add(P * step);
         out = out.wrapping_add(P * BLOCK);

@@ -108,7 +108,18 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool, const B: u8>(
                 }
             }};
         }
-        while p + 2 <= t.k {
+        if PACKED {
+            while p + 2 <= t.k {
+                step!(0);
+                step!(1);
+                p += 2;
+                a = a.wrapping_add(2 * R);
+                b = b.wrapping_add(2 * t.b_k);
+            }
+        }
+        // Rows as they lie are not unrolled: loads of two depths at once would be taken apart in
+        // registers that the sums need.
+        while p < t.k {
             if !PACKED && p % 16 == 0 {
                 // Rows that lie far apart are asked for a tile ahead, a line of each at a time.
                 for i in 0..R {
@@ -117,13 +128,9 @@ unsafe fn rows<const R: usize, const V: usize, const PACKED: bool, const B: u8>(
                 }
             }
             step!(0);
-            step!(1);
-            p += 2;
-            a = a.wrapping_add(if PACKED { 2 * R } else { 2 });
-            b = b.wrapping_add(2 * t.b_k);
-        }
-        if p < t.k {
-            step!(0);
+            p += 1;
+            a = a.wrapping_add(if PACKED { R } else { 1 });
+            b = b.wrapping_add(t.b_k);
         }
         if let Some(f) = &t.finish {
             if f.alpha != 1.0 {
