@@ -62,8 +62,8 @@ impl Config {
                 None => 1.0,
             },
         };
-        let sound = config.heads % config.groups == 0
-            && config.depth % 2 == 0
+        let sound = config.heads.is_multiple_of(config.groups)
+            && config.depth.is_multiple_of(2)
             && embedding.shape == [config.vocabulary, config.width];
         if !sound {
             let message = format!("the metadata contradict themselves or the tensors: {config:?}");
@@ -74,7 +74,7 @@ impl Config {
 
     /// Whether a layer sees everything that came before, not only a window.
     pub(crate) fn sees_everything(&self, layer: usize) -> bool {
-        (layer + 1) % FULL_EVERY == 0
+        (layer + 1).is_multiple_of(FULL_EVERY)
     }
 
     /// Cosines and sines of the rotary angles, `positions` rows of `depth / 2`.
