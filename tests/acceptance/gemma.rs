@@ -13,8 +13,10 @@ mod config;
 #[path = "../../examples/gemma/decoder.rs"]
 mod decoder;
 #[path = "../../examples/gemma/generate.rs"]
+#[allow(dead_code, reason = "the program uses the rest")]
 mod generate;
 #[path = "../../examples/gemma/tokenizer.rs"]
+#[allow(dead_code, reason = "the program uses the rest")]
 mod tokenizer;
 
 use generate::{Generated, Generator, Options, greedy};
