@@ -215,25 +215,17 @@ impl Build<'_> {
 
     /// `x` times the transposed matrix.
     fn product(&mut self, x: ValueId, matrix: Matrix) -> Result<ValueId> {
-        match matrix.format {
-            Some(format) => {
-                let attributes = [("format", format.into())];
-                self.g.op("brigade.DequantMatMul", &[x, matrix.value], &attributes)
-            }
-            None => {
-                let turned = self.g.transpose(matrix.value, &[1, 0])?;
-                self.g.matmul(x, turned)
-            }
+        if let Some(format) = matrix.format {
+            return self.g.dequant_matmul(x, matrix.value, format);
         }
+        let turned = self.g.transpose(matrix.value, &[1, 0])?;
+        self.g.matmul(x, turned)
     }
 
     /// Rows of the matrix by their numbers.
     fn rows(&mut self, matrix: Matrix, ids: ValueId) -> Result<ValueId> {
         match matrix.format {
-            Some(format) => {
-                let attributes = [("format", format.into())];
-                self.g.op("brigade.DequantGather", &[matrix.value, ids], &attributes)
-            }
+            Some(format) => self.g.dequant_gather(matrix.value, ids, format),
             None => self.g.op("Gather", &[matrix.value, ids], &[]),
         }
     }
