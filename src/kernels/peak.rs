@@ -69,6 +69,12 @@ fn run(isa: Isa, rounds: usize) -> f64 {
             black_box(unsafe { avx2(rounds) });
             (rounds * CHAINS * 8 * 2) as f64
         }
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512 => {
+            // SAFETY: an Isa of this kind exists only where the CPU has AVX-512 F.
+            black_box(unsafe { avx512(rounds) });
+            (rounds * CHAINS * 16 * 2) as f64
+        }
         Kind::Scalar => {
             let (x, y) = (black_box(0.999_f32), black_box(1e-3_f32));
             let mut acc = [1.0_f32; CHAINS];
@@ -99,4 +105,22 @@ fn avx2(rounds: usize) -> f32 {
         sum = _mm256_add_ps(sum, *a);
     }
     _mm256_cvtss_f32(sum)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn avx512(rounds: usize) -> f32 {
+    use std::arch::x86_64::*;
+    let (x, y) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
+    let mut acc = [_mm512_set1_ps(1.0); CHAINS];
+    for _ in 0..rounds {
+        for a in &mut acc {
+            *a = _mm512_fmadd_ps(*a, x, y);
+        }
+    }
+    let mut sum = acc[0];
+    for a in &acc[1..] {
+        sum = _mm512_add_ps(sum, *a);
+    }
+    _mm512_cvtss_f32(sum)
 }
