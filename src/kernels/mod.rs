@@ -17,6 +17,7 @@ mod aligned;
 mod blocked;
 mod blocks;
 mod conv;
+mod dequant;
 mod epilogue;
 mod error;
 mod gemm;
@@ -38,6 +39,7 @@ pub use blocks::{BlockFormat, FORMATS as BLOCK_FORMATS};
 pub use conv::{
     ConvEpilogue, ConvNd, PackedConv, PackedConvTranspose, conv_nd, conv_transpose2d, conv2d,
 };
+pub use dequant::{BlockMatrix, dequant_matmul};
 pub use epilogue::{Activation, Bias, Epilogue, Residual};
 pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};

@@ -129,9 +129,13 @@ impl GraphBuilder {
         }
         let node =
             self.graph.add_node(name, op, inputs.iter().copied(), made.iter().map(|v| Some(*v)));
-        if !domain.is_empty() {
+        let since = self.registry.get(domain, op).map_or(1, |def| def.since);
+        if domain.is_empty() {
+            // An operator of a later operator set than the graph's is meant as it came to be.
+            node.version = node.version.max(since);
+        } else {
             // Outside of ai.onnx the version that is implemented is the one that is meant.
-            node.version = self.registry.get(domain, op).map_or(1, |def| def.since);
+            node.version = since;
             domain.clone_into(&mut node.domain);
         }
         node.attributes.extend(attributes.iter().map(|(k, a)| ((*k).to_owned(), a.clone())));
@@ -267,5 +271,43 @@ impl GraphBuilder {
     /// If their other extents differ.
     pub fn concat(&mut self, parts: &[ValueId], axis: i64) -> Result<ValueId> {
         self.op("Concat", parts, &[("axis", axis.into())])
+    }
+
+    /// `x · decode(w)ᵀ`: a product with weights that stay in blocks of `format` (a name of
+    /// [`BLOCK_FORMATS`](crate::kernels::BLOCK_FORMATS)). `x` is f32 `[.., K]`, `w` u8
+    /// `[N, bytes of a row]`, the result f32 `[.., N]`.
+    ///
+    /// `w` is a parameter that [`WeightRef::packed`](crate::WeightRef::packed) is bound to, or a
+    /// constant.
+    ///
+    /// # Errors
+    /// If there is no such format, or the extents do not go together.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::DType;
+    /// let mut g = GraphBuilder::new("layer");
+    /// let x = g.input("x", DType::F32, ["N".into(), 512.into()])?;
+    /// let w = g.param("w", DType::U8, &[64, 2 * 144])?; // 64 rows of two blocks
+    /// let y = g.dequant_matmul(x, w, "Q4_K")?;
+    /// assert_eq!(g.fact(y).to_string(), "f32[N,64]");
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    pub fn dequant_matmul(&mut self, x: ValueId, w: ValueId, format: &str) -> Result<ValueId> {
+        self.op("brigade.DequantMatMul", &[x, w], &[("format", format.into())])
+    }
+
+    /// Rows of `decode(w)`, by index: an embedding that stays in blocks of `format`. `w` is as for
+    /// [`Self::dequant_matmul`], `indices` i32 or i64; the result is f32 `[.., K]`.
+    ///
+    /// # Errors
+    /// If there is no such format, or the extents do not go together.
+    pub fn dequant_gather(
+        &mut self,
+        w: ValueId,
+        indices: ValueId,
+        format: &str,
+    ) -> Result<ValueId> {
+        self.op("brigade.DequantGather", &[w, indices], &[("format", format.into())])
     }
 }

@@ -30,6 +30,7 @@ mod control;
 mod conv;
 mod cumsum;
 mod depth_to_space;
+mod dequant;
 mod dropout;
 mod einsum;
 mod elementwise;
@@ -206,6 +207,9 @@ pub static TABLE: &[&OpDef] = &[
     &matmul::FUSED_GEMM,
     &matmul::MATMUL_INTEGER,
     &matmul::MATMUL_N_BITS,
+    // dequant/
+    &dequant::DEQUANT_MATMUL,
+    &dequant::DEQUANT_GATHER,
     // conv/
     &conv::CONV,
     &conv::FUSED_CONV,
