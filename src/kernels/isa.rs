@@ -40,7 +40,10 @@ impl Isa {
             #[allow(unused_mut)]
             let mut found = vec![Isa(Kind::Scalar)];
             #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
                 found.push(Isa(Kind::Avx2));
             }
             found

@@ -39,7 +39,7 @@ pub use blocks::{BlockFormat, FORMATS as BLOCK_FORMATS};
 pub use conv::{
     ConvEpilogue, ConvNd, PackedConv, PackedConvTranspose, conv_nd, conv_transpose2d, conv2d,
 };
-pub use dequant::{BlockMatrix, dequant_matmul};
+pub use dequant::{BlockMatrix, PackedBlocks, dequant_matmul};
 pub use epilogue::{Activation, Bias, Epilogue, Residual};
 pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};

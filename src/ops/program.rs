@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::dequant::ReadyWeights;
 use super::profile::{Recorder, Subject};
 use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads, blocked};
 use crate::error::{Result, bail, err};
@@ -105,6 +106,8 @@ pub struct Program {
     /// Tells this program from others that the same node may run, in a profile: a hash of its nodes,
     /// so that it is the same when the program is compiled anew for another shape.
     id: u64,
+    /// Bytes of weights that kernels hold in blocks, or decoded from them.
+    packed_bytes: usize,
 }
 
 impl Program {
@@ -141,6 +144,7 @@ impl Program {
         let mut read_constants = vec![false; constants.len()];
         let mut is_blocked = vec![false; graph.values().len()];
         let mut steps = Vec::with_capacity(graph.nodes().len());
+        let ready = ReadyWeights::default();
         for (i, node) in graph.nodes().iter().enumerate() {
             let at = |e: crate::Error| e.with_node(&node.name, &node.op);
             let facts: Vec<Option<Fact>> =
@@ -159,6 +163,8 @@ impl Program {
                 constants: &known,
                 options,
                 registry,
+                graph,
+                ready: &ready,
             })
             .map_err(at)?;
             let mut inputs: Vec<Source> = Vec::with_capacity(node.inputs.len());
@@ -226,7 +232,16 @@ impl Program {
             .iter()
             .map(|v| (v.index(), graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
             .collect();
-        Ok(Self { steps, constants, inputs, outputs, slots: graph.values().len(), id })
+        let packed_bytes = ready.bytes();
+        Ok(Self {
+            steps,
+            constants,
+            inputs,
+            outputs,
+            slots: graph.values().len(),
+            id,
+            packed_bytes,
+        })
     }
 
     /// Runs it on the inputs, in the graph's order.
@@ -367,8 +382,10 @@ fn plain(values: &[Value]) -> Result<Vec<Value>> {
 }
 
 impl Program {
-    /// Bytes of the constants that are kept (weights that a kernel packed are not among them).
+    /// Bytes of the constants that are kept, and of weights in blocks as the kernels hold them
+    /// (other weights that a kernel packed are not among them).
     pub fn constant_bytes(&self) -> usize {
-        self.constants.iter().flatten().map(Value::bytes).sum()
+        let kept: usize = self.constants.iter().flatten().map(Value::bytes).sum();
+        kept.saturating_add(self.packed_bytes)
     }
 }

@@ -14,6 +14,8 @@ mod tests;
 
 use super::KernelError;
 use half::f16;
+pub(super) use k::scale_min;
+pub(super) use lookup::{E2M1, IQ4, half_power};
 
 /// A block format.
 #[derive(Debug)]
