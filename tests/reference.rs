@@ -362,6 +362,19 @@ fn outputs_may_be_passed_through() {
     assert_eq!(outputs, expected);
 }
 
+/// A graph built by hand is of operator set 21; what came later is built as it came to be.
+#[test]
+fn an_operator_of_a_later_set_is_built_and_runs() {
+    let mut g = GraphBuilder::new("later");
+    let x = g.input("x", DType::F32, [1.into(), 2.into()]).unwrap();
+    let scale = g.constant(Tensor::new([2], vec![1.0_f32, 2.0]).unwrap()).unwrap();
+    let y = g.op("RMSNormalization", &[x, scale], &[]).unwrap();
+    let graph = g.finish([("y", y)]).unwrap();
+    let plain = compile_with(graph, &id("cpu:0"), &CompileOptions::default()).unwrap();
+    let out = plain.run(&[("x", &[3.0, 4.0])]).unwrap();
+    assert_close(&out[0], &[0.848_528_1, 2.262_741_7], 1e-5);
+}
+
 #[test]
 fn several_threads_run_one_executable() {
     let map = halves(&mlp(), "cpu:0", "cpu:1");

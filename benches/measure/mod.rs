@@ -29,11 +29,33 @@ fn burst() -> Option<(f64, f64)> {
             }
             _mm256_cvtss_f32(sum)
         }
-        if Isa::best().name() == "avx2" {
+        #[target_feature(enable = "avx512f")]
+        fn burn_wide(rounds: usize) -> f32 {
+            let (x, y) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
+            let mut acc = [_mm512_set1_ps(1.0); 12];
+            for _ in 0..rounds {
+                for a in &mut acc {
+                    *a = _mm512_fmadd_ps(*a, x, y);
+                }
+            }
+            let mut sum = acc[0];
+            for a in &acc[1..] {
+                sum = _mm512_add_ps(sum, *a);
+            }
+            _mm512_cvtss_f32(sum)
+        }
+        let isa = Isa::best().name();
+        if isa == "avx2" {
             let start = Instant::now();
             // SAFETY: the CPU has AVX2 and FMA, or the Isa would have another name.
             black_box(unsafe { burn(BURST) });
             return Some((start.elapsed().as_secs_f64(), BURST as f64 * 12.0 * 16.0));
+        }
+        if isa.starts_with("avx512") {
+            let start = Instant::now();
+            // SAFETY: the CPU has AVX-512 F, or the Isa would have another name.
+            black_box(unsafe { burn_wide(BURST) });
+            return Some((start.elapsed().as_secs_f64(), BURST as f64 * 12.0 * 32.0));
         }
     }
     None

@@ -299,7 +299,7 @@ mod tests {
         for _ in 0..7 {
             let before = executable.node_profile().unwrap();
             let began = Instant::now();
-            for _ in 0..6 {
+            for _ in 0..2 {
                 executable.run_typed(&[("x", x())]).unwrap();
             }
             let wall = began.elapsed().as_secs_f64();

@@ -13,19 +13,31 @@ use std::sync::OnceLock;
 /// assert!(Isa::available().contains(&Isa::best()));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isa(Kind);
+pub struct Isa {
+    kind: Kind,
+    /// Dot products of bytes (AVX-512 VNNI).
+    vnni: bool,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) enum Kind {
     Scalar,
+    /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512 F, BW, DQ and VL, and all that [`Kind::Avx2`] has.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Isa {
     /// The portable kernels, written in plain Rust.
     pub const fn scalar() -> Self {
-        Self(Kind::Scalar)
+        Self::of(Kind::Scalar)
+    }
+
+    const fn of(kind: Kind) -> Self {
+        Self { kind, vnni: false }
     }
 
     /// The fastest instruction set of this CPU.
@@ -38,13 +50,23 @@ impl Isa {
         static FOUND: OnceLock<Vec<Isa>> = OnceLock::new();
         FOUND.get_or_init(|| {
             #[allow(unused_mut)]
-            let mut found = vec![Isa(Kind::Scalar)];
+            let mut found = vec![Self::scalar()];
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
             {
-                found.push(Isa(Kind::Avx2));
+                found.push(Self::of(Kind::Avx2));
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                {
+                    found.push(Self::of(Kind::Avx512));
+                    if is_x86_feature_detected!("avx512vnni") {
+                        found.push(Self { kind: Kind::Avx512, vnni: true });
+                    }
+                }
             }
             found
         })
@@ -52,14 +74,24 @@ impl Isa {
 
     /// The name shown to users.
     pub fn name(self) -> &'static str {
-        match self.0 {
+        match self.kind {
             Kind::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 if self.vnni => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
         }
     }
 
     pub(in crate::kernels) fn kind(self) -> Kind {
-        self.0
+        self.kind
+    }
+
+    /// Whether dot products of bytes are one instruction.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::kernels) fn has_vnni(self) -> bool {
+        self.vnni
     }
 }

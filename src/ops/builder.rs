@@ -129,9 +129,13 @@ impl GraphBuilder {
         }
         let node =
             self.graph.add_node(name, op, inputs.iter().copied(), made.iter().map(|v| Some(*v)));
-        if !domain.is_empty() {
+        let since = self.registry.get(domain, op).map_or(1, |def| def.since);
+        if domain.is_empty() {
+            // An operator of a later operator set than the graph's is meant as it came to be.
+            node.version = node.version.max(since);
+        } else {
             // Outside of ai.onnx the version that is implemented is the one that is meant.
-            node.version = self.registry.get(domain, op).map_or(1, |def| def.since);
+            node.version = since;
             domain.clone_into(&mut node.domain);
         }
         node.attributes.extend(attributes.iter().map(|(k, a)| ((*k).to_owned(), a.clone())));

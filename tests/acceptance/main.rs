@@ -6,6 +6,8 @@
 
 mod cases;
 mod cuts;
+mod gemma;
+mod gguf;
 mod models;
 mod ocr;
 mod synthetic;

@@ -67,3 +67,24 @@ pub(crate) fn all() -> Vec<Model> {
 pub(crate) fn one(id: &str) -> Option<Model> {
     all().into_iter().find(|m| m.id == id)
 }
+
+/// The folder of the language model with its reference, or `None` after saying that it is left out.
+pub(crate) fn gemma() -> Option<PathBuf> {
+    let found = folder().map(|f| f.join("gemma3-gguf"));
+    let found = found.filter(|f| f.join("reference").join("made-with").is_file());
+    if found.is_none() {
+        let required = std::env::var_os("BRIGADE_REQUIRE_GEMMA").is_some_and(|v| v == "1");
+        assert!(!required, "run scripts/fetch-models --only gemma3-gguf");
+        eprintln!("left out: no language model here; scripts/fetch-models --only gemma3-gguf");
+    }
+    found
+}
+
+/// The file of the language model.
+pub(crate) const GEMMA: &str = "gemma-3-270m-q4_k_m.gguf";
+
+/// Tests over the language model take turns: they measure what is resident of its file.
+pub(crate) fn turn() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,23 +1,15 @@
-//! Every tensor of the real files beside its reference. `tests/models/fetch_models.py` fetches them;
+//! Every tensor of the real files beside its reference (the large one: `tests/acceptance/gguf.rs`). `tests/models/fetch_models.py` fetches them;
 //! `BRIGADE_MODELS` names their folder, and `BRIGADE_REQUIRE_MODELS=1` makes it a failure that they
 //! are not there.
 
 use std::path::PathBuf;
 
-use brigade::import::{GgufFile, GgufType, Limits, SafetensorsFile, read_npy};
+use brigade::import::{GgufFile, Limits, SafetensorsFile, read_npy};
 use sha2::{Digest, Sha256};
 
 /// The folder of a model of the manifest, if it was fetched.
 fn model(id: &str) -> Option<PathBuf> {
-    found(id, std::env::var_os("BRIGADE_REQUIRE_MODELS").is_some_and(|v| v == "1"))
-}
-
-/// The folder of one that only `scripts/fetch-models --large` brings.
-fn large_model(id: &str) -> Option<PathBuf> {
-    found(id, false)
-}
-
-fn found(id: &str, required: bool) -> Option<PathBuf> {
+    let required = std::env::var_os("BRIGADE_REQUIRE_MODELS").is_some_and(|v| v == "1");
     let folder = std::env::var_os("BRIGADE_MODELS").map(|f| PathBuf::from(f).join(id));
     let found = folder.filter(|f| f.join("tensors.json").is_file());
     if found.is_none() {
@@ -68,44 +60,6 @@ fn every_type_of_a_real_file_decodes_as_its_reference() {
     let checked = check_decoded(&folder, &file, &reference["dequantised"]);
     assert_eq!(checked, file.tensors().len());
     assert!(checked >= 15, "{checked} types");
-}
-
-#[test]
-fn every_tensor_of_a_real_gguf_is_where_its_reference_is() {
-    let Some(folder) = large_model("gemma3-gguf") else { return };
-    let reference = reference(&folder);
-    let file = GgufFile::open(folder.join("gemma-3-270m-q4_k_m.gguf"), &Limits::default()).unwrap();
-    assert!(check_decoded(&folder, &file, &reference["dequantised"]) >= 5);
-    let rows = reference["tensors"].as_array().unwrap();
-    assert_eq!(rows.len(), file.tensors().len());
-    for row in rows {
-        let name = row["name"].as_str().unwrap();
-        let tensor = file.tensor(name).unwrap();
-        assert_eq!(tensor.shape, extents(&row["shape"]), "{name}");
-        assert_eq!(tensor.stored.name(), row["type"].as_str().unwrap(), "{name}");
-        let bytes = file.bytes(tensor).unwrap();
-        assert_eq!(sha256(bytes.as_bytes()), row["sha256"].as_str().unwrap(), "{name}");
-    }
-    let metadata = file.metadata();
-    let told = reference["metadata"].as_object().unwrap();
-    let mut checked = 0;
-    for (key, value) in told.iter().filter(|(key, _)| !key.starts_with("GGUF.")) {
-        let got = metadata.get(key).unwrap_or_else(|| panic!("no `{key}`"));
-        checked += 1;
-        match value {
-            serde_json::Value::Bool(b) => assert_eq!(got.as_bool(), Some(*b), "{key}"),
-            serde_json::Value::String(s) => assert_eq!(got.as_str(), Some(s.as_str()), "{key}"),
-            serde_json::Value::Number(n) => assert_eq!(got.as_f64(), n.as_f64(), "{key}"),
-            serde_json::Value::Array(a) => assert_eq!(got.as_array().unwrap().len(), a.len()),
-            _ => checked -= 1,
-        }
-    }
-    assert!(checked >= 20, "{checked} of {}", told.len());
-    let tokens = metadata.list("tokenizer.ggml.tokens").unwrap();
-    assert_eq!(tokens.as_strings().unwrap().len(), 262_144);
-    assert_eq!(metadata.list("tokenizer.ggml.scores").unwrap().as_f32().unwrap().len(), 262_144);
-    assert_eq!(metadata.number("gemma3.block_count").unwrap(), 18);
-    assert!(matches!(file.tensor("token_embd.weight").unwrap().stored, GgufType::Blocks(_)));
 }
 
 #[test]

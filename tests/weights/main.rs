@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod formats;
+mod malformed;
 mod packed;
 mod resident;

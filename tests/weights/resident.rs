@@ -77,6 +77,50 @@ fn of_a_large_file_only_the_tensors_that_are_asked_for_are_read() {
     assert_eq!(cache.stats().bytes, 2 * MIB as u64);
 }
 
+/// Workers that are told where weights lie read their own ranges there, in parallel, and nothing else:
+/// each counts the bytes of its tensors, and all their maps together hold no more of the file.
+#[cfg(target_os = "linux")]
+#[test]
+fn scenario_32_workers_read_their_own_ranges_of_a_local_file_in_parallel() {
+    const WORKERS: usize = 4;
+    const EACH: usize = 3;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.safetensors");
+    large_safetensors(&path);
+    let ready = std::sync::Barrier::new(WORKERS + 1);
+    let read = std::thread::scope(|scope| {
+        let work = |worker: usize| {
+            // A worker shares nothing with the others: it opens the file itself.
+            let cache = WeightCache::new().with_root(folder.path()).unwrap();
+            let tensors = (0..EACH)
+                .map(|i| TENSORS - 1 - worker * EACH - i)
+                .map(|i| cache.typed(&format!("safetensors://large.safetensors#t{i}")).unwrap());
+            let tensors: Vec<Tensor> = tensors.collect();
+            let sum: f32 = tensors.iter().flat_map(|t| t.as_slice::<f32>().unwrap()).sum();
+            ready.wait();
+            // What is resident is looked at now, while all of them hold their tensors.
+            ready.wait();
+            (sum, cache.stats())
+        };
+        let workers: Vec<_> = (0..WORKERS).map(|w| scope.spawn(move || work(w))).collect();
+        ready.wait();
+        let read = resident(&path);
+        ready.wait();
+        for (k, worker) in workers.into_iter().enumerate() {
+            let (sum, stats) = worker.join().unwrap();
+            assert_eq!(sum, if k == 0 { 7.5 } else { 0.0 });
+            assert_eq!((stats.files, stats.parses, stats.loads), (1, 1, EACH as u64));
+            assert_eq!(stats.bytes, (EACH * MIB) as u64);
+        }
+        read
+    });
+    let asked = WORKERS * EACH * MIB;
+    eprintln!("{WORKERS} workers, {EACH} MiB each: {} KiB resident", read / 1024);
+    assert!(read >= asked, "{read} bytes: is it measured?");
+    // Each map has the header, and pages around what is read.
+    assert!(read < asked + WORKERS * MIB, "{read} bytes for {asked}");
+}
+
 /// Parameters of every kind, through the builder and through an executable, over one cache.
 #[test]
 fn parameters_are_bound_typed_and_by_uri() {

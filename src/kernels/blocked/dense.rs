@@ -18,7 +18,7 @@ pub(super) fn run(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
     match call.conv.isa.kind() {
         Kind::Scalar => portable(call, out, par),
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => tiles::run(call, out, par),
+        Kind::Avx2 | Kind::Avx512 => tiles::run(call, out, par),
     }
 }
 
@@ -43,7 +43,8 @@ pub(super) fn portable(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
 
 #[cfg(target_arch = "x86_64")]
 mod tiles {
-    use super::super::avx2::{Finish, LINE, Loop, Tile, fetch, run_tiles};
+    use super::super::avx2::{self, Finish, LINE, Loop, Tile, fetch};
+    use super::super::avx512;
     use super::super::{BLOCK, Call, ConvInput, taps_inside};
     use crate::kernels::aligned::AlignedF32;
     use crate::kernels::math::{activate_on, add_on};
@@ -64,9 +65,14 @@ mod tiles {
     const UNIT_POSITIONS: usize = 2048;
     /// Floats of weights that one pass over a unit reads: under half of a first-level cache.
     const PIECE_FLOATS: usize = 3584;
-    /// Positions of a tile with 1, 2, … blocks of output channels: twelve sums, the weights of
-    /// each block and an input fill the registers.
-    const TILE: [usize; 4] = [8, 6, 4, 2];
+    /// What tiles there are: how many blocks of output channels, as how many vectors, by how many
+    /// positions at most.
+    type Shapes = &'static [(usize, usize, usize)];
+    /// Twelve sums, the weights of each block and an input fill the registers.
+    const EIGHTS: Shapes = &[(1, 1, 8), (2, 2, 6), (3, 3, 4), (4, 4, 2)];
+    /// With twice as many registers, whose vectors hold two blocks; a last odd block has the tiles
+    /// of one. The widest are for few positions alone.
+    const SIXTEENS: Shapes = &[(1, 1, 8), (2, 1, 14), (4, 2, 12), (8, 4, 3)];
     /// Widths of units are multiples of this, so that whole tiles fill them.
     const WIDTH_STEP: usize = 12;
 
@@ -114,6 +120,9 @@ mod tiles {
         unit: [usize; 2],
         /// Outputs left of `inside.start` and from `inside.end` on touch the border.
         inside: Range<usize>,
+        /// Whether neighbouring blocks of output channels share a vector.
+        pairs: bool,
+        shapes: Shapes,
         spans: Vec<Span>,
     }
 
@@ -166,7 +175,15 @@ mod tiles {
             if floats(unit_rows, columns) > MOST_FLOATS {
                 return None;
             }
-            let spans = spans(c.out_channels / c.groups / BLOCK, columns, c.input);
+            let pairs = c.pairs();
+            let shapes = match (pairs, c.input) {
+                // The kernels for plain input have no tiles of more than two blocks.
+                (true, ConvInput::Plain) => &SIXTEENS[..2],
+                (true, ConvInput::Blocked) => SIXTEENS,
+                (false, ConvInput::Plain) => &EIGHTS[..2],
+                (false, ConvInput::Blocked) => EIGHTS,
+            };
+            let spans = spans(c.out_channels / c.groups / BLOCK, columns, shapes, pairs);
             Some(Self {
                 call,
                 window: c.window,
@@ -178,6 +195,8 @@ mod tiles {
                 repeats,
                 unit: [unit_rows, columns],
                 inside,
+                pairs,
+                shapes,
                 spans,
             })
         }
@@ -195,7 +214,7 @@ mod tiles {
         /// The strips of the outputs `xs`, and the floats that they hold in `rows` rows.
         fn strips(&self, xs: &Range<usize>, rows: usize) -> (Vec<Strip>, usize) {
             // A tile that touches the border reaches this far beyond the outputs that do.
-            let more = TILE[0] - 1;
+            let more = self.shapes.iter().map(|s| s.2).max().unwrap_or(1) - 1;
             let left = xs.start..(self.inside.start + more).min(xs.end);
             let right = self.inside.end.saturating_sub(more).max(xs.start)..xs.end;
             let (touches_left, touches_right) =
@@ -305,7 +324,11 @@ mod tiles {
             let x_tap = dx * if inner == 1 { self.unroll } else { inner };
             let mut runs = Vec::new();
             for (i, span) in spans.iter().enumerate() {
-                let tile = TILE[span.blocks - 1];
+                let positions = |s: &&(usize, usize, usize)| s.0 == span.blocks;
+                let tile = self.shapes.iter().find(positions).map_or(1, |s| s.2);
+                // Blocks that lie side by side in the weights.
+                let side = if self.pairs && span.blocks > 1 { 2 } else { 1 };
+                let row_weights = side * row_weights;
                 self.runs(&xs, tile, &strips, &mut runs);
                 let block = group * (out_blocks / c.groups) + span.first;
                 let weights = &c.weights[block * w_out..][..span.blocks * w_out];
@@ -325,10 +348,11 @@ mod tiles {
                     };
                     for (row, y) in rows.clone().enumerate() {
                         if let Some((block, blocks, from)) = next {
-                            let part = split_range(piece * w_in, rows.len(), row, LINE);
-                            for b in block..block + blocks {
-                                let end = (b + 1) * w_out;
-                                let at = b * w_out + from * w_in;
+                            let side = if self.pairs && blocks > 1 { 2 } else { 1 };
+                            let part = split_range(side * piece * w_in, rows.len(), row, LINE);
+                            for b in (block..block + blocks).step_by(side) {
+                                let end = (b + side) * w_out;
+                                let at = b * w_out + side * from * w_in;
                                 fetch(c.weights.get(at + part.start..(at + part.end).min(end)));
                             }
                         }
@@ -361,14 +385,14 @@ mod tiles {
                                     Loop {
                                         count: end - g,
                                         x: plane,
-                                        w: w_in - ys.len() * row_weights,
+                                        w: side * w_in - ys.len() * row_weights,
                                     },
                                     Loop { count: ys.len(), x: dy * row, w: 0 },
                                     Loop { count: self.repeats, x: x_tap, w: 0 },
                                 ),
                                 step: sx * inner,
-                                w: weights[g * w_in + ys.start * row_weights..].as_ptr(),
-                                w_out,
+                                w: weights[side * g * w_in + ys.start * row_weights..].as_ptr(),
+                                w_out: side * w_out,
                                 out: out.wrapping_add(at),
                                 out_block: out_plane,
                                 bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
@@ -385,7 +409,13 @@ mod tiles {
                             // SAFETY: the input pointer reaches every tap of the tiles that lies
                             // in `ys`, in the image or in a strip; the weights were cut to this
                             // span; the caller owns the outputs.
-                            unsafe { run_tiles(&t, r.width, span.blocks, self.unroll) };
+                            unsafe {
+                                if side == 2 {
+                                    avx512::run_tiles(&t, r.width, span.blocks, self.unroll);
+                                } else {
+                                    avx2::run_tiles(&t, r.width, span.blocks, self.unroll);
+                                }
+                            }
                             let after =
                                 residual.filter(|_| last && epilogue.residual_after_activation);
                             if last && (!fused || after.is_some()) {
@@ -429,23 +459,23 @@ mod tiles {
     }
 
     /// Cuts `blocks` blocks of output channels into spans, as cheap as the tiles over `width`
-    /// outputs let them be.
-    fn spans(blocks: usize, width: usize, input: ConvInput) -> Vec<Span> {
-        // The kernels for plain input have no tiles of more than two blocks.
-        let most = if input == ConvInput::Plain { 2 } else { TILE.len() };
+    /// outputs let them be. Where blocks lie in `pairs`, only the last of an odd number is alone.
+    fn spans(blocks: usize, width: usize, shapes: Shapes, pairs: bool) -> Vec<Span> {
         // Half cycles of one input channel: twice the larger of multiply-adds and loads at two a
         // cycle, and of the four cycles that a chain takes.
-        let cost = |b: usize| {
-            let tiles = width.div_ceil(TILE[b - 1]);
+        let cost = |&(b, vectors, most): &(usize, usize, usize)| {
+            let tiles = width.div_ceil(most);
             let (narrow, wider) = (width / tiles, width % tiles);
-            let one = |p: usize| (p * b).max(p + b).max(8);
-            wider * one(narrow + 1) + (tiles - wider) * one(narrow)
+            let one = |p: usize| (p * vectors).max(p + vectors).max(8);
+            (b, wider * one(narrow + 1) + (tiles - wider) * one(narrow))
         };
-        let costs: Vec<usize> = (1..=most).map(cost).collect();
+        let costs: Vec<(usize, usize)> = shapes.iter().map(cost).collect();
         // The cheapest way to cover the first n blocks, and its last span.
         let mut best = vec![(0, 0)];
         for n in 1..=blocks {
-            let ways = (1..=most.min(n)).map(|b| (best[n - b].0 + costs[b - 1], b));
+            let fits = |b: usize| b <= n && (!pairs || (n - b).is_multiple_of(2));
+            let ways = costs.iter().filter(|(b, _)| fits(*b));
+            let ways = ways.map(|&(b, cost)| (best[n - b].0 + cost, b));
             // Of equal ways the one with two blocks, whose weights are read least often.
             let way = ways.min_by_key(|&(cost, b)| (cost, b.abs_diff(2)));
             best.push(way.unwrap_or((0, 1)));

@@ -8,7 +8,7 @@ pub(super) fn run(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
     match call.conv.isa.kind() {
         Kind::Scalar => dense::portable(call, out, par),
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => rows::run(call, out, par),
+        Kind::Avx2 | Kind::Avx512 => rows::run(call, out, par),
     }
 }
 
@@ -16,7 +16,9 @@ pub(super) fn run(call: &Call<'_>, out: &mut [f32], par: &dyn Parallel) {
 mod rows {
     use super::super::avx2::Finish;
     use super::super::avx2_depthwise::{DepthRow, depth_row};
+    use super::super::avx512_depthwise;
     use super::super::{BLOCK, Call, taps_inside};
+    use crate::kernels::isa::Kind;
     use crate::kernels::math::{activate_on, add_on};
     use crate::kernels::parallel::{Parallel, SharedOut, for_each_part, split_range};
     use crate::kernels::{Activation, Window};
@@ -68,9 +70,14 @@ mod rows {
                 activation: if fused { e.activation } else { Activation::None },
             },
         };
-        // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA; a residual has
+        // SAFETY: an Isa of this kind exists only where the CPU has what it takes; a residual has
         // the length of `out`.
-        unsafe { depth_row(&job, out) };
+        unsafe {
+            match c.isa.kind() {
+                Kind::Avx512 => avx512_depthwise::depth_row(&job, out),
+                _ => depth_row(&job, out),
+            }
+        }
         if !fused {
             activate_on(c.isa, e.activation, out);
         }

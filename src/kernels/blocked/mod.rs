@@ -12,6 +12,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_depthwise;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_depthwise;
 mod dense;
 mod depthwise;
 mod pool;
@@ -26,6 +30,7 @@ mod tests;
 use super::aligned::AlignedF32;
 use super::conv::{self, check_groups};
 use super::error::{check_len, checked_product};
+use super::isa::Kind;
 use super::parallel::Parallel;
 use super::{ConvEpilogue, Isa, KernelError, Window};
 pub use pool::{blocked_average_pool2d, blocked_global_average_pool, blocked_max_pool2d};
@@ -53,7 +58,8 @@ pub struct BlockedConv {
     out_channels: usize,
     input: ConvInput,
     /// Dense and grouped: [block of output channels][block of input channels of its group, or
-    /// plain channel][row][column][channel in the block][8]. Depthwise: [block][row][column][8].
+    /// plain channel][row][column][channel in the block][8]; or [16] for a pair of blocks, see
+    /// [`BlockedConv::place`]. Depthwise: [block][row][column][8].
     weights: AlignedF32,
 }
 
@@ -134,19 +140,45 @@ impl BlockedConv {
         let depth = checked_product("weights", &[icg, taps])?;
         let need = checked_product("weights", &[out_channels, depth])?;
         check_len("weights", weights.len(), need)?;
-        let mut packed = AlignedF32::zeroed(need);
+        let weights = &weights[..need];
+        let packed = AlignedF32::zeroed(need);
+        let mut conv =
+            Self { isa, window, groups, in_channels, out_channels, input, weights: packed };
         // Channels that lie between two taps of one input channel.
         let inner =
             if icg.is_multiple_of(BLOCK) && input == ConvInput::Blocked { BLOCK } else { 1 };
-        for (o, filter) in weights[..need].chunks_exact(depth).enumerate() {
-            let block = &mut packed[o / BLOCK * depth * BLOCK..][..depth * BLOCK];
+        for (o, filter) in weights.chunks_exact(depth).enumerate() {
+            let (first, step) = conv.place(o / BLOCK, depth);
             for (i, &w) in filter.iter().enumerate() {
                 let (channel, tap) = (i / taps, i % taps);
                 let at = (channel / inner * taps + tap) * inner + channel % inner;
-                block[at * BLOCK + o % BLOCK] = w;
+                conv.weights[first + at * step + o % BLOCK] = w;
             }
         }
-        Ok(Self { isa, window, groups, in_channels, out_channels, input, weights: packed })
+        Ok(conv)
+    }
+
+    /// Where the weights of a block of output channels start, and how far apart the eights lie of
+    /// its `depth` input channels and taps. Where vectors hold sixteen floats, neighbouring blocks
+    /// of a group lie in pairs, eight beside eight; a block that is left over lies alone.
+    fn place(&self, block: usize, depth: usize) -> (usize, usize) {
+        let blocks = self.out_channels / self.groups / BLOCK;
+        let place = if self.is_depthwise() { 0 } else { block % blocks };
+        if self.pairs() && !self.is_depthwise() && (place | 1) < blocks {
+            let side = place % 2;
+            ((block - side) * depth * BLOCK + side * BLOCK, 2 * BLOCK)
+        } else {
+            (block * depth * BLOCK, BLOCK)
+        }
+    }
+
+    /// Whether a vector holds two blocks.
+    fn pairs(&self) -> bool {
+        match self.isa.kind() {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => true,
+            _ => false,
+        }
     }
 
     /// The window.

@@ -110,7 +110,7 @@ pub(super) fn global_on(
             }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-            Kind::Avx2 => unsafe { avx2::mean(from, scale, o) },
+            Kind::Avx2 | Kind::Avx512 => unsafe { avx2::mean(from, scale, o) },
         }
     }
     Ok(())
@@ -184,7 +184,7 @@ pub(super) fn pool_on(
                 Kind::Scalar => portable(&job, max, to),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-                Kind::Avx2 => unsafe { avx2::pool_row(&job, max, to) },
+                Kind::Avx2 | Kind::Avx512 => unsafe { avx2::pool_row(&job, max, to) },
             }
             if let [down, across] = &counts
                 && !max

@@ -92,7 +92,7 @@ pub(super) fn reorder_on(
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA; both
                 // slices hold eight planes.
-                Kind::Avx2 => unsafe {
+                Kind::Avx2 | Kind::Avx512 => unsafe {
                     let (from, to) = (from.as_ptr(), to.as_mut_ptr());
                     if to_blocks {
                         avx2::reorder::<true>(from, plane, to);

@@ -29,11 +29,12 @@ pub(super) fn conv_row(call: &Call<'_>, row: Row, out: &mut [f32]) {
         false => row.block * BLOCK / (c.out_channels / c.groups) * blocks,
     };
     let image = &call.x[row.image * c.in_channels * h * w..][..c.in_channels * h * w];
-    let step = if depthwise { BLOCK } else { inner * BLOCK };
-    let filter = &c.weights[row.block * blocks * kh * kw * step..];
+    let lanes = if depthwise { 1 } else { inner };
+    let (start, step) = c.place(row.block, blocks * kh * kw * lanes);
+    let filter = &c.weights[start..];
     let ys = taps_inside(row.y, h, kh, window.strides[0], window.dilations[0], window.pads[0]);
     let bias = call.epilogue.bias.map(|b| &b[row.block * BLOCK..][..BLOCK]);
-    let start = ((row.image * c.out_channels / BLOCK + row.block) * call.out_size[0] + row.y)
+    let at = ((row.image * c.out_channels / BLOCK + row.block) * call.out_size[0] + row.y)
         * call.out_size[1]
         * BLOCK;
     for (x, o) in out.chunks_exact_mut(BLOCK).enumerate() {
@@ -48,13 +49,13 @@ pub(super) fn conv_row(call: &Call<'_>, row: Row, out: &mut [f32]) {
                 for kx in xs.clone() {
                     let ix = x * window.strides[1] + kx * window.dilations[1] - window.pads[1];
                     let from = &image[(((first + g) * h + iy) * w + ix) * inner..][..inner];
-                    let taps = &filter[((g * kh + ky) * kw + kx) * step..][..step];
+                    let taps = &filter[((g * kh + ky) * kw + kx) * lanes * step..];
                     if depthwise {
                         for ((a, x), w) in acc.iter_mut().zip(from).zip(taps) {
                             *a += x * w;
                         }
                     } else {
-                        for (x, taps) in from.iter().zip(taps.chunks_exact(BLOCK)) {
+                        for (x, taps) in from.iter().zip(taps.chunks(step)) {
                             acc.iter_mut().zip(taps).for_each(|(a, w)| *a += x * w);
                         }
                     }
@@ -62,7 +63,7 @@ pub(super) fn conv_row(call: &Call<'_>, row: Row, out: &mut [f32]) {
             }
         }
         let e = call.epilogue;
-        let residual = e.residual.map(|r| &r[start + x * BLOCK..][..BLOCK]);
+        let residual = e.residual.map(|r| &r[at + x * BLOCK..][..BLOCK]);
         if let (Some(r), false) = (residual, e.residual_after_activation) {
             acc.iter_mut().zip(r).for_each(|(a, r)| *a += r);
         }

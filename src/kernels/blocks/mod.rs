@@ -56,6 +56,12 @@ pub static FORMATS: &[BlockFormat] = &[
     row("MXFP4", 39, 32, 17, &[], lookup::mxfp4),
 ];
 
+/// 4-bit numbers less 8 times an f32 scale: as Q4_0, but for the scale. No file has it.
+pub static BITS4: BlockFormat = row("4 bits", u32::MAX, 32, 20, &[(0, 4)], legacy::bits4);
+
+/// 8-bit numbers times an f32 scale: as Q8_0, but for the scale. No file has it.
+pub static BITS8: BlockFormat = row("8 bits", u32::MAX, 32, 36, &[(0, 4)], legacy::bits8);
+
 const fn row(
     name: &'static str,
     gguf: u32,

@@ -99,7 +99,7 @@ fn sums(isa: Isa, strip: &Strip<'_>, taps: &Taps<'_>, width: usize, out: &mut [f
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-        Kind::Avx2 => unsafe { super::avx2::depthwise(strip, taps, width, out) },
+        Kind::Avx2 | Kind::Avx512 => unsafe { super::avx2::depthwise(strip, taps, width, out) },
     }
 }
 

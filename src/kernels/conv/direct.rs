@@ -176,7 +176,7 @@ impl Direct {
                             accumulate: k0 > 0,
                             finish: (k1 == k).then(|| Finish::at(&ep, i0, position)),
                         };
-                        // SAFETY: each offset leaves the strips room for sixteen lanes from any
+                        // SAFETY: each offset leaves the strips room for a whole tile from any
                         // output on; the tile's rows and columns lie within the band, or are
                         // redirected where fewer columns are left than a tile has.
                         unsafe {

@@ -141,6 +141,9 @@ impl Im2col<'_> {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
                 Kind::Avx2 => unsafe { super::avx2::gather(&gather, lines) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: an Isa of this kind exists only where the CPU has AVX-512.
+                Kind::Avx512 => unsafe { super::avx512::gather(&gather, lines) },
             }
         }
     }

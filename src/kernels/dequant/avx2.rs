@@ -15,6 +15,8 @@ pub(super) const Q5_1: u8 = Code::Q5_1 as u8;
 pub(super) const Q8_0: u8 = Code::Q8_0 as u8;
 pub(super) const IQ4_NL: u8 = Code::Iq4Nl as u8;
 pub(super) const MXFP4: u8 = Code::Mxfp4 as u8;
+pub(super) const BITS4: u8 = Code::Bits4 as u8;
+pub(super) const BITS8: u8 = Code::Bits8 as u8;
 
 /// Bytes ahead of the weights in use that are asked for.
 const AHEAD: usize = 2048;
@@ -49,6 +51,8 @@ pub(super) unsafe fn group(code: Code, weights: &[u8], x: &[Row<'_>], out: &mut 
             Code::Q8_0 => by_rows!(short, Q8_0),
             Code::Iq4Nl => by_rows!(short, IQ4_NL),
             Code::Mxfp4 => by_rows!(short, MXFP4),
+            Code::Bits4 => by_rows!(short, BITS4),
+            Code::Bits8 => by_rows!(short, BITS8),
             Code::Q4K => by_rows!(long, false),
             Code::Q5K => by_rows!(long, true),
             Code::Q6K => by_rows!(six),
@@ -64,6 +68,8 @@ const fn code_of(c: u8) -> Code {
         Q5_1 => Code::Q5_1,
         Q8_0 => Code::Q8_0,
         IQ4_NL => Code::Iq4Nl,
+        BITS4 => Code::Bits4,
+        BITS8 => Code::Bits8,
         _ => Code::Mxfp4,
     }
 }
@@ -114,6 +120,9 @@ pub(super) fn low(v: __m256i) -> __m256i {
 pub(super) unsafe fn scales<const C: u8>(p: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
+        if C == BITS4 || C == BITS8 {
+            return _mm256_loadu_ps(p.cast());
+        }
         if C != MXFP4 {
             return halves(p);
         }
@@ -137,7 +146,7 @@ pub(super) unsafe fn pair<const C: u8>(p: *const u8, v: usize) -> (__m256i, __m2
     // SAFETY: the caller's promise.
     unsafe {
         let q = p.add(code.codes_at(0));
-        if C == Q8_0 {
+        if C == Q8_0 || C == BITS8 {
             return (load(q.add(32 * v)), load(q.add(32 * (v + 4))));
         }
         if code.has_fifth() {
@@ -192,9 +201,9 @@ unsafe fn short<const C: u8, const R: usize>(
     out: &mut [[f32; LANES]],
 ) {
     let code = const { code_of(C) };
-    let signed = C == Q8_0 || C == IQ4_NL;
+    let signed = C == Q8_0 || C == BITS8 || C == IQ4_NL;
     // So many registers in a row may be summed in 16 bits: 8 · 2 · 15 · 127 is within them.
-    let runs = if C == Q4_0 || C == Q4_1 { 1 } else { 2 };
+    let runs = if C == Q4_0 || C == Q4_1 || C == BITS4 { 1 } else { 2 };
     let ones = _mm256_set1_epi16(1);
     let mut acc = [_mm256_setzero_ps(); R];
     // SAFETY: the caller's promises; what is asked for ahead is not read.

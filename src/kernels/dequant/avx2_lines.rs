@@ -1,7 +1,8 @@
 //! AVX2: weights as floats, for products that are not rounded.
 
 use super::avx2::{
-    IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, fifths, halves, load, low, pair, scales,
+    BITS4, BITS8, IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, fifths, halves, load, low, pair,
+    scales,
 };
 use super::layout::{Code, LANES};
 use std::arch::x86_64::*;
@@ -25,6 +26,8 @@ pub(super) unsafe fn lines(code: Code, block: &[u8], first: usize, out: &mut [f3
             Code::Q8_0 => short::<Q8_0>(p, g, out, stride),
             Code::Iq4Nl => short::<IQ4_NL>(p, g, out, stride),
             Code::Mxfp4 => short::<MXFP4>(p, g, out, stride),
+            Code::Bits4 => short::<BITS4>(p, g, out, stride),
+            Code::Bits8 => short::<BITS8>(p, g, out, stride),
             Code::Q4K | Code::Q5K => {
                 let q = p.add(code.codes_at(s));
                 let n = load(q.add(code.nibbles_at() + 32 * (g % 4)));
@@ -90,12 +93,12 @@ unsafe fn short<const C: u8>(p: *const u8, g: usize, out: &mut [f32], stride: us
                     _mm256_add_ps(_mm256_mul_ps(v, scale), minimum)
                 });
             }
-            Q8_0 | IQ4_NL => {
+            Q8_0 | BITS8 | IQ4_NL => {
                 each::<true>(register, 0, out, stride, |v| _mm256_mul_ps(scale, v));
             }
             _ => {
                 let offset = match C {
-                    Q4_0 => 8,
+                    Q4_0 | BITS4 => 8,
                     Q5_0 => 16,
                     _ => 12,
                 };

@@ -22,6 +22,8 @@ pub(super) enum Code {
     Q8_0,
     Iq4Nl,
     Mxfp4,
+    Bits4,
+    Bits8,
     Q4K,
     Q5K,
     Q6K,
@@ -37,6 +39,8 @@ impl Code {
             "Q8_0" => Self::Q8_0,
             "IQ4_NL" => Self::Iq4Nl,
             "MXFP4" => Self::Mxfp4,
+            "4 bits" => Self::Bits4,
+            "8 bits" => Self::Bits8,
             "Q4_K" => Self::Q4K,
             "Q5_K" => Self::Q5K,
             "Q6_K" => Self::Q6K,
@@ -67,7 +71,7 @@ impl Code {
     /// What is taken from the unsigned numbers.
     pub(super) const fn offset(self) -> i32 {
         match self {
-            Self::Q4_0 => 8,
+            Self::Q4_0 | Self::Bits4 => 8,
             Self::Q5_0 => 16,
             Self::Q6K => 32,
             Self::Mxfp4 => 12,
@@ -79,7 +83,7 @@ impl Code {
     pub(super) const fn codes_at(self, s: usize) -> usize {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl => 2 * LANES,
-            Self::Q4_1 | Self::Q5_1 => 4 * LANES,
+            Self::Q4_1 | Self::Q5_1 | Self::Bits4 | Self::Bits8 => 4 * LANES,
             Self::Mxfp4 => LANES,
             Self::Q4K => 160 + 128 * s,
             Self::Q5K => 160 + 160 * s,
@@ -95,7 +99,7 @@ impl Code {
     /// Bytes of 32 weights of eight rows, without their scales.
     const fn code_bytes(self) -> usize {
         match self {
-            Self::Q8_0 => 256,
+            Self::Q8_0 | Self::Bits8 => 256,
             Self::Q6K => 192,
             _ if self.has_fifth() => 160,
             _ => 128,
@@ -130,7 +134,7 @@ impl<'a> Block<'a> {
         let (s, i) = (i / 32, i % 32);
         let codes = &self.bytes[self.code.codes_at(s)..];
         let (g, at) = (i / 4, r * 4 + i % 4);
-        if self.code == Code::Q8_0 {
+        if matches!(self.code, Code::Q8_0 | Code::Bits8) {
             return i32::from(codes[g * 32 + at].cast_signed());
         }
         let nibble = (codes[self.code.nibbles_at() + g % 4 * 32 + at] >> (g / 4 * 4)) & 15;
@@ -152,6 +156,10 @@ impl<'a> Block<'a> {
     pub(super) fn scale(&self, r: usize) -> f32 {
         match self.code {
             Code::Mxfp4 => half_power(self.bytes[r]),
+            Code::Bits4 | Code::Bits8 => {
+                let b = &self.bytes[4 * r..];
+                f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+            }
             _ => half(self.bytes, 2 * r),
         }
     }

@@ -32,6 +32,14 @@ pub(super) fn insert(code: Code, from: &[u8], r: usize, to: &mut [u8]) {
             to[2 * r..2 * r + 2].copy_from_slice(&from[..2]);
             codes.copy_from_slice(&from[2..34]);
         }
+        Code::Bits4 => {
+            to[4 * r..4 * r + 4].copy_from_slice(&from[..4]);
+            halves(&from[4..], codes);
+        }
+        Code::Bits8 => {
+            to[4 * r..4 * r + 4].copy_from_slice(&from[..4]);
+            codes.copy_from_slice(&from[4..36]);
+        }
         Code::Mxfp4 => {
             to[r] = from[0];
             halves(&from[1..], codes);
@@ -95,7 +103,7 @@ fn place(code: Code, codes: &[u8], r: usize, to: &mut [u8]) {
     for (i, &c) in codes.iter().enumerate() {
         let (g, at) = (i / 4, r * 4 + i % 4);
         let nibbles = match code {
-            Code::Q8_0 => {
+            Code::Q8_0 | Code::Bits8 => {
                 to[g * 32 + at] = c;
                 continue;
             }

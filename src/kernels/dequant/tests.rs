@@ -3,7 +3,7 @@
 use super::*;
 use crate::kernels::gemm::gemm_on;
 use crate::kernels::testing::{Rng, assert_same_bits};
-use crate::kernels::{BLOCK_FORMATS, Epilogue, Isa, MatMut, MatRef, Serial, gemm};
+use crate::kernels::{BITS4, BITS8, BLOCK_FORMATS, Epilogue, Isa, MatMut, MatRef, Serial, gemm};
 
 /// Rows of random blocks whose scales are finite.
 fn random(rng: &mut Rng, format: &BlockFormat, rows: usize, blocks: usize) -> Vec<u8> {
@@ -71,7 +71,8 @@ fn what_does_not_fit_is_refused() {
 
 /// Every format that has a kernel.
 fn packable() -> impl Iterator<Item = &'static BlockFormat> {
-    BLOCK_FORMATS.iter().filter(|f| PackedBlocks::supports(f))
+    let own = [&BITS4, &BITS8];
+    BLOCK_FORMATS.iter().filter(|f| PackedBlocks::supports(f)).chain(own)
 }
 
 /// Numbers of very different sizes, some blocks of them zero.

@@ -122,6 +122,8 @@ impl Kernel {
             Kind::Scalar => &scalar::KERNEL,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => &super::avx2::KERNEL,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => &super::avx512::KERNEL,
         }
     }
 }

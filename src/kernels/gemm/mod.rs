@@ -8,6 +8,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub(in crate::kernels) mod block;
 pub(in crate::kernels) mod kernel;
 mod matrix;
@@ -25,6 +27,7 @@ use super::{Bias, Epilogue, Residual};
 use block::{Block, Left, Right};
 use kernel::Kernel;
 pub use matrix::{MatMut, MatRef};
+pub(in crate::kernels) use pack::RowTiles;
 pub use pack::{PackedA, PackedB};
 use std::ops::Range;
 
@@ -138,7 +141,7 @@ impl Partition {
     pub fn part(&self, i: usize) -> (Range<usize>, Range<usize>) {
         let cols = super::split_range(self.n, self.col_parts, i % self.col_parts, self.kernel_cols);
         // Tiles of packed rows are of nearly equal height, so the cut is made in tiles.
-        let tiles = pack::RowTiles::new(self.m, self.kernel_rows);
+        let tiles = RowTiles::new(self.m, self.kernel_rows);
         let t = super::split_range(tiles.count(), self.row_parts, i / self.col_parts, 1);
         (tiles.start(t.start)..tiles.start(t.end), cols)
     }

@@ -25,7 +25,7 @@ pub(in crate::kernels) fn activate_on(isa: Isa, activation: Activation, x: &mut 
         Kind::Scalar => x.iter_mut().for_each(|v| *v = activation.apply(*v)),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-        Kind::Avx2 => unsafe { avx2_rows::activate(activation, x) },
+        Kind::Avx2 | Kind::Avx512 => unsafe { avx2_rows::activate(activation, x) },
     }
 }
 
@@ -45,7 +45,7 @@ pub(in crate::kernels) fn add_on(isa: Isa, x: &mut [f32], y: &[f32]) {
         Kind::Scalar => x.iter_mut().zip(y).for_each(|(x, y)| *x += y),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-        Kind::Avx2 => unsafe { avx2_rows::add(x, y) },
+        Kind::Avx2 | Kind::Avx512 => unsafe { avx2_rows::add(x, y) },
     }
 }
 

@@ -15,6 +15,8 @@ mod activate;
 pub(in crate::kernels) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_rows;
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) mod avx512;
 // The scalar functions use the standard library where it has them.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod poly;
@@ -56,7 +58,7 @@ macro_rules! unary {
                 Kind::Scalar => x.iter_mut().for_each(|v| *v = scalar::$name(*v)),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-                Kind::Avx2 => unsafe { super::avx2::slice::$name(x) },
+                Kind::Avx2 | Kind::Avx512 => unsafe { super::avx2::slice::$name(x) },
             }
         }
         )*

@@ -71,10 +71,10 @@ pub(super) fn reduce_on(
             (Kind::Scalar, 1) => to[0] = scalar_rows::reduce_row(op, from),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-            (Kind::Avx2, 1) => to[0] = unsafe { avx2_rows::reduce_row(op, from) },
+            (Kind::Avx2 | Kind::Avx512, 1) => to[0] = unsafe { avx2_rows::reduce_row(op, from) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            (Kind::Avx2, 8..) => unsafe { avx2_rows::reduce_columns(op, from, to) },
+            (Kind::Avx2 | Kind::Avx512, 8..) => unsafe { avx2_rows::reduce_columns(op, from, to) },
             _ => scalar_rows::reduce_columns(op, from, to),
         }
         if op == Reduce::Mean {

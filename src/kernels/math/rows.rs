@@ -48,7 +48,7 @@ pub(super) fn softmax_on(
             Kind::Scalar => scalar_rows::softmax(row, log),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-            Kind::Avx2 => unsafe { avx2_rows::softmax(row, log) },
+            Kind::Avx2 | Kind::Avx512 => unsafe { avx2_rows::softmax(row, log) },
         }
     }
     Ok(())
@@ -109,7 +109,9 @@ pub(super) fn layer_norm_on(
             Kind::Scalar => scalar_rows::layer_norm(row, gamma, beta, epsilon),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-            Kind::Avx2 => unsafe { avx2_rows::layer_norm(row, gamma, beta, epsilon) },
+            Kind::Avx2 | Kind::Avx512 => unsafe {
+                avx2_rows::layer_norm(row, gamma, beta, epsilon)
+            },
         }
     }
     Ok(())

@@ -177,7 +177,9 @@ fn pool2d_on(
                 Kind::Scalar => scalar::pool(&strip, max, out_size[1], band_out),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-                Kind::Avx2 => unsafe { avx2::pool(&strip, max, out_size[1], band_out) },
+                Kind::Avx2 | Kind::Avx512 => unsafe {
+                    avx2::pool(&strip, max, out_size[1], band_out)
+                },
             }
             if let [down, across] = &counts
                 && !max

@@ -1,12 +1,18 @@
 //! The 6 × 16 tile for AVX2: bytes are widened, so that pairs of products never saturate.
 
-use super::{COLS, ROWS, Tile};
+use super::kernel::{Kernel, Tile};
 use std::arch::x86_64::*;
+
+const ROWS: usize = 6;
+const COLS: usize = 16;
+
+pub(super) static KERNEL: Kernel =
+    Kernel { rows: ROWS, cols: COLS, group: 2, block: 512, bytes: false, tile };
 
 /// # Safety
 /// The pointers of the tile are valid for what it describes; the CPU has AVX2.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn tile(t: &Tile) {
+unsafe fn tile(t: &Tile) {
     // SAFETY: the caller's promise; a tile has 1 to 6 rows.
     unsafe {
         match t.rows {
@@ -35,22 +41,22 @@ unsafe fn rows<const R: usize>(t: &Tile) {
             }
         }
         let (mut a, mut b) = (t.a, t.b);
-        for _ in 0..t.pairs {
+        for _ in 0..t.groups {
             let b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.cast()));
             let b1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.add(16).cast()));
             for i in 0..R {
-                let x = _mm256_set1_epi32(*a.add(i * t.a_row));
+                let x = _mm256_set1_epi32(a.add(i * t.a_row).cast::<i32>().read_unaligned());
                 acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(x, b0));
                 acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(x, b1));
             }
-            a = a.wrapping_add(1);
+            a = a.wrapping_add(4);
             b = b.wrapping_add(2 * COLS);
         }
-        if !t.zero.is_null() {
+        if !t.zeros.rows.is_null() {
             for v in 0..2 {
-                let zero = _mm256_loadu_si256(t.zero.add(v * 8).cast());
+                let zero = _mm256_loadu_si256(t.zeros.cols.add(v * 8).cast());
                 for i in 0..R {
-                    let sum = _mm256_set1_epi32(*t.sums.add(i));
+                    let sum = _mm256_set1_epi32(*t.zeros.rows.add(i));
                     acc[i][v] = _mm256_sub_epi32(acc[i][v], _mm256_mullo_epi32(sum, zero));
                 }
             }

@@ -3,6 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2_finish;
+use super::kernel::Kernel;
 use super::{PackedQ, QMatRef, qgemm};
 use crate::kernels::error::{check_len, checked_product};
 use crate::kernels::isa::{Isa, Kind};
@@ -146,12 +147,13 @@ fn blocks<T: Send>(
         return Ok(());
     }
     let failed = OnceLock::new();
-    let parts = par.threads().min(m.div_ceil(super::ROWS)).max(1);
+    let height = Kernel::of(rhs.isa()).rows;
+    let parts = par.threads().min(m.div_ceil(height)).max(1);
     let to = SharedOut::new(out);
     for_each_part(par, parts, &|i| {
-        let rows = split_range(m, parts, i, super::ROWS);
+        let rows = split_range(m, parts, i, height);
         let mut sums = SUMS.take();
-        let step = (BLOCK_SUMS / n / super::ROWS).clamp(1, 16) * super::ROWS;
+        let step = (BLOCK_SUMS / n / height).clamp(1, 16) * height;
         for r0 in rows.clone().step_by(step) {
             let r1 = rows.end.min(r0 + step);
             sums.resize(sums.len().max((r1 - r0) * n), 0);
@@ -196,7 +198,7 @@ fn row_floats(isa: Isa, e: &QEpilogue<'_>, sums: &[i32], out: &mut [f32]) {
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an Isa of this kind exists only where the CPU has AVX2; lengths are checked.
-        Kind::Avx2 => unsafe { avx2_finish::row_floats(e, sums, out) },
+        Kind::Avx2 | Kind::Avx512 => unsafe { avx2_finish::row_floats(e, sums, out) },
     }
 }
 
@@ -210,6 +212,6 @@ fn row_bytes(isa: Isa, e: &QEpilogue<'_>, grid: Grid, sums: &[i32], out: &mut [u
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Kind::Avx2 => unsafe { avx2_finish::row_bytes(e, grid, sums, out) },
+        Kind::Avx2 | Kind::Avx512 => unsafe { avx2_finish::row_bytes(e, grid, sums, out) },
     }
 }

@@ -1,15 +1,20 @@
 //! Matrix multiplication of 8-bit integers with exact 32-bit sums.
 //!
-//! `C[i, j] = Σ (A[i, p] - zero_a) · (B[p, j] - zero_b[j])`, both operands signed or unsigned. A
-//! is widened to 16 bits with its zero point taken off; B stays 8 bits wide and its zero point is
-//! corrected with the row sums of A. Products are added in pairs as 32-bit integers, so nothing
-//! saturates; sums wrap beyond 32 bits as ONNX's do (from k = 33,025 on at the earliest).
+//! `C[i, j] = Σ (A[i, p] - zero_a) · (B[p, j] - zero_b[j])`, both operands signed or unsigned. B
+//! stays 8 bits wide and its zero point is corrected with the row sums of A. A is widened to 16 bits
+//! with its zero point taken off, and products are added in pairs as 32-bit integers; or, where the
+//! CPU has dot products of bytes, A stays bytes too and its zero points are corrected with the column
+//! sums of B. Nothing saturates; sums wrap beyond 32 bits as ONNX's do (from k = 33,025 on at the
+//! earliest).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_finish;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod finish;
+mod kernel;
 mod pack;
 mod scalar;
 
@@ -17,20 +22,15 @@ mod scalar;
 mod tests;
 
 use super::error::{KernelError, check_len, checked_product};
-use super::isa::Kind;
+use super::gemm::RowTiles;
 use super::parallel::{Parallel, SharedOut, for_each_part, split_range};
 pub use finish::{Grid, QEpilogue, QOut, qgemm_into};
+use kernel::{Kernel, MAX_TILE, Product, Tile};
 pub use pack::PackedQ;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// Rows of a tile, whatever the architecture.
-const ROWS: usize = 6;
-/// Columns of a tile: the width of the panels of B.
-const COLS: usize = 16;
-/// Depth of a block, in pairs: a panel of it takes 16 KiB.
-const PAIRS: usize = 512;
-/// Rows whose pairs are packed at a time.
+/// Rows that are packed at a time, at most.
 const BLOCK_ROWS: usize = 96;
 
 /// 8-bit integers of either signedness.
@@ -124,31 +124,14 @@ impl<'a> QMatRef<'a> {
     }
 }
 
-/// One register tile: `C[rows × 16] (+)= A · B` over `pairs` pairs of depths.
-#[derive(Clone, Copy, Debug)]
-struct Tile {
-    /// 1 to [`ROWS`].
-    rows: usize,
-    pairs: usize,
-    /// Rows of pairs of 16-bit integers.
-    a: *const i32,
-    /// Pairs from one row of A to the next.
-    a_row: usize,
-    /// For each pair of depths, 16 pairs of 8-bit integers.
-    b: *const i8,
-    c: *mut i32,
-    c_row: usize,
-    accumulate: bool,
-    /// Zero points of the columns, to be taken off after the last pairs together with `sums`, the
-    /// sum of each row of A; null where there are none or more pairs come.
-    zero: *const i32,
-    sums: *const i32,
-}
-
 #[derive(Default)]
 struct Scratch {
-    pairs: Vec<i32>,
+    /// Groups of depths, row after row.
+    groups: Vec<i32>,
+    /// For each row, the sum of its elements less their zero points.
     sums: Vec<i32>,
+    /// For each row, the zero point of its bytes.
+    shifts: Vec<i32>,
 }
 
 thread_local! {
@@ -199,15 +182,16 @@ pub fn qgemm(
         return Ok(());
     }
     let threads = par.threads();
-    let panels = n.div_ceil(COLS);
-    let by_columns = panels >= m.div_ceil(ROWS);
-    let parts = threads.min(if by_columns { panels } else { m.div_ceil(ROWS) }).max(1);
+    let kernel = Kernel::of(rhs.isa());
+    let (tiles, panels) = (m.div_ceil(kernel.rows), n.div_ceil(kernel.cols));
+    let by_columns = panels >= tiles;
+    let parts = threads.min(if by_columns { panels } else { tiles }).max(1);
     let c = SharedOut::new(out);
     for_each_part(par, parts, &|i| {
         let (rows, cols) = if by_columns {
-            (0..m, split_range(n, parts, i, COLS))
+            (0..m, split_range(n, parts, i, kernel.cols))
         } else {
-            (split_range(m, parts, i, ROWS), 0..n)
+            (split_range(m, parts, i, kernel.rows), 0..n)
         };
         let mut scratch = SCRATCH.take();
         // SAFETY: `out` holds m rows of n elements out_row apart; parts are disjoint and their
@@ -260,63 +244,62 @@ unsafe fn part(
     cols: Range<usize>,
     scratch: &mut Scratch,
 ) {
-    let pairs = lhs.cols.div_ceil(2);
-    let tile_fn = match rhs.isa().kind() {
-        Kind::Scalar => scalar::tile as unsafe fn(&Tile),
-        #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => avx2::tile,
-    };
-    let mut edge = [0i32; ROWS * COLS];
-    for r0 in rows.clone().step_by(BLOCK_ROWS) {
-        let block = r0..rows.end.min(r0 + BLOCK_ROWS);
-        pack::pack_rows(rhs, lhs, lhs_zero, block.clone(), scratch);
+    let kernel = Kernel::of(rhs.isa());
+    let width = kernel.cols;
+    let height = BLOCK_ROWS / kernel.rows * kernel.rows;
+    let groups = lhs.cols.div_ceil(kernel.group);
+    let mut edge = [0i32; MAX_TILE];
+    for r0 in rows.clone().step_by(height) {
+        let block = r0..rows.end.min(r0 + height);
+        let (first, a_row) = pack::rows(rhs, lhs, lhs_zero, block.clone(), scratch);
+        let tiles = RowTiles::new(block.len(), kernel.rows);
         let mut k0 = 0;
         loop {
-            let k1 = pairs.min(k0 + PAIRS);
-            for j in cols.clone().step_by(COLS) {
-                let width = COLS.min(cols.end - j);
-                for i in block.clone().step_by(ROWS) {
-                    let height = ROWS.min(block.end - i);
+            let k1 = groups.min(k0 + kernel.block);
+            for j in cols.clone().step_by(width) {
+                let have = width.min(cols.end - j);
+                for t in 0..tiles.count() {
+                    let (i, end) = (tiles.start(t), tiles.start(t + 1));
+                    let to = c.wrapping_add((r0 + i) * c_row + j);
                     let mut tile = Tile {
-                        rows: height,
-                        pairs: k1 - k0,
-                        a: scratch.pairs[(i - r0) * pairs + k0..].as_ptr(),
-                        a_row: pairs,
-                        b: rhs.data()[(j * pairs + k0 * COLS) * 2..].as_ptr(),
-                        c: c.wrapping_add(i * c_row + j),
+                        rows: end - i,
+                        groups: k1 - k0,
+                        a: first.wrapping_add(i * a_row + k0 * 4),
+                        a_row,
+                        b: rhs.data()[(j * groups + k0 * width) * kernel.group..].as_ptr(),
+                        c: to,
                         c_row,
+                        narrow: have <= width / 2,
                         accumulate: k0 > 0,
-                        zero: std::ptr::null(),
-                        sums: std::ptr::null(),
+                        zeros: Product::NONE,
+                        shifts: Product::NONE,
                     };
-                    if k1 == pairs && rhs.has_zero_points() {
-                        // Padded to whole panels.
-                        tile.zero = rhs.zero_points()[j..].as_ptr();
-                        tile.sums = scratch.sums[i - r0..].as_ptr();
+                    if k1 == groups {
+                        (tile.zeros, tile.shifts) = rhs.corrections(scratch, i, j);
                     }
                     // SAFETY: the tile lies in the part; a tile that is narrower than a panel
-                    // works in `edge`. The instruction set is that of the packed operand.
+                    // works in `edge`. The instruction set is that of the packed operand, and
+                    // the corrections are padded to whole panels.
                     unsafe {
-                        let to = tile.c;
-                        if width == COLS {
-                            tile_fn(&tile);
+                        if have == width {
+                            (kernel.tile)(&tile);
                             continue;
                         }
-                        (tile.c, tile.c_row) = (edge.as_mut_ptr(), COLS);
-                        for r in 0..if k0 > 0 { height } else { 0 } {
+                        (tile.c, tile.c_row) = (edge.as_mut_ptr(), width);
+                        for r in 0..if k0 > 0 { tile.rows } else { 0 } {
                             let from = to.add(r * c_row);
-                            std::ptr::copy_nonoverlapping(from, tile.c.add(r * COLS), width);
+                            std::ptr::copy_nonoverlapping(from, tile.c.add(r * width), have);
                         }
-                        tile_fn(&tile);
-                        for r in 0..height {
-                            let from = tile.c.add(r * COLS);
-                            std::ptr::copy_nonoverlapping(from, to.add(r * c_row), width);
+                        (kernel.tile)(&tile);
+                        for r in 0..tile.rows {
+                            let from = tile.c.add(r * width);
+                            std::ptr::copy_nonoverlapping(from, to.add(r * c_row), have);
                         }
                     }
                 }
             }
             k0 = k1;
-            if k0 >= pairs {
+            if k0 >= groups {
                 break;
             }
         }

@@ -134,7 +134,7 @@ fn quantize_on<Q: Byte>(
         Kind::Scalar => {}
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an Isa of this kind exists only where the CPU has AVX2; lengths are checked.
-        Kind::Avx2 => done = unsafe { avx2::quantize(x, scale, zero, out) },
+        Kind::Avx2 | Kind::Avx512 => done = unsafe { avx2::quantize(x, scale, zero, out) },
     }
     for i in done..x.len() {
         out[i] = Q::from_whole(quantize_one(x[i], scale.at(i), zero.at(i), Q::RANGE));
@@ -179,7 +179,7 @@ fn dequantize_on<Q: Byte>(
         Kind::Scalar => {}
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an Isa of this kind exists only where the CPU has AVX2; lengths are checked.
-        Kind::Avx2 => done = unsafe { avx2::dequantize(x, scale, zero, out) },
+        Kind::Avx2 | Kind::Avx512 => done = unsafe { avx2::dequantize(x, scale, zero, out) },
     }
     for i in done..x.len() {
         out[i] = (Into::<i32>::into(x[i]) as f32 - zero.at(i)) * scale.at(i);

@@ -14,8 +14,17 @@ use std::ops::Range;
 /// Floats of a strip that are aimed at: half of a second-level cache of 256 KiB.
 const FLOATS: usize = 32 * 1024;
 
-/// Lanes that may be read beyond the last column of a strip.
+/// Lanes that may be read beyond the last column of a strip, at least.
 pub(in crate::kernels) const SLACK: usize = 16;
+
+/// The lanes of the widest tile of an instruction set, which may be read beyond the last column.
+fn slack(isa: Isa) -> usize {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512 => 2 * SLACK,
+        _ => SLACK,
+    }
+}
 
 /// How images of one size are cut into strips.
 #[derive(Clone, Debug)]
@@ -107,7 +116,7 @@ impl StripPlan {
         let mut remainders: Vec<usize> = (0..kw).map(|kx| kx * dw % sw).collect();
         remainders.sort_unstable();
         remainders.dedup();
-        let run = out[1] + (kw - 1) * dw / sw + 1 + SLACK;
+        let run = out[1] + (kw - 1) * dw / sw + 1 + slack(isa);
         let column = |kx: usize| {
             let r = remainders.iter().position(|&r| r == kx * dw % sw).unwrap_or(0);
             r * run + kx * dw / sw
@@ -149,7 +158,7 @@ impl StripPlan {
     pub(in crate::kernels) fn floats(&self) -> usize {
         let Window { kernel: [kh, _], strides: [sh, _], dilations: [dh, _], .. } = self.window;
         let rows = (self.band - 1) * sh + (kh - 1) * dh + 1;
-        let lines = (rows * self.row() + SLACK).div_ceil(16);
+        let lines = (rows * self.row() + slack(self.isa)).div_ceil(16);
         (lines | 1) * 16
     }
 
@@ -187,7 +196,9 @@ impl StripPlan {
             }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an Isa of this kind exists only where the CPU has AVX2 and FMA.
-            Kind::Avx2 => unsafe { avx2::fill(&self.runs, self.run, stride, padding, lines) },
+            Kind::Avx2 | Kind::Avx512 => unsafe {
+                avx2::fill(&self.runs, self.run, stride, padding, lines)
+            },
         }
         Strip {
             data: strip,

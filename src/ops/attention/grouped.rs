@@ -158,8 +158,9 @@ impl CpuKernel for Grouped {
                 bail!(Missing, "the caches of angles are missing");
             };
             let half = cos.shape().last().copied().unwrap_or(0);
-            let (cos, sin) = (cos.to_f32s()?, sin.to_f32s()?);
-            let angles = Angles { cos: &cos, sin: &sin, half, interleaved: self.interleaved };
+            let (cos, sin) = (cast(cos, DType::F32)?, cast(sin, DType::F32)?);
+            let (cos, sin) = (cos.as_slice()?, sin.as_slice()?);
+            let angles = Angles { cos, sin, half, interleaved: self.interleaved };
             let ids = io.optional(9)?.map(Tensor::to_i64s).transpose()?;
             if let Some(ids) = ids.as_ref().filter(|p| p.len() != b * s) {
                 bail!(Shape, "{} positions are given for {b} times {s} rows", ids.len());
