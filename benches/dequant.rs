@@ -138,6 +138,15 @@ fn main() {
                 }
                 println!();
             }
+            let t = time(None, par, || {
+                cold[0].multiply_exact(&x[..N], 1, &mut y[..N], par).expect("sizes match");
+                black_box(&mut y);
+            });
+            println!(
+                "{name:6} 1 row, exact, {threads} threads, in cache {:8.0} us best {:8.0} us median",
+                t.best * 1e6,
+                t.median * 1e6
+            );
             for exact in [false, true] {
                 let t = time(None, par, || {
                     let w = &cold[0];

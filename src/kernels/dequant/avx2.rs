@@ -60,7 +60,7 @@ pub(super) unsafe fn group(code: Code, weights: &[u8], x: &[Row<'_>], out: &mut 
     }
 }
 
-const fn code_of(c: u8) -> Code {
+pub(super) const fn code_of(c: u8) -> Code {
     match c {
         Q4_0 => Code::Q4_0,
         Q4_1 => Code::Q4_1,

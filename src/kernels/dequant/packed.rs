@@ -18,6 +18,10 @@ const LEFT_BYTES: usize = 192 << 10;
 /// Rows of numbers that meet eight rows of weights at a time.
 const ROWS: usize = 4;
 
+/// Rows of numbers up to which exact products decode the weights for each.
+#[cfg(target_arch = "x86_64")]
+const FEW: usize = 2;
+
 thread_local! {
     static ROUNDED: Cell<Activations> = Cell::default();
 }
@@ -244,6 +248,11 @@ impl PackedBlocks {
         if size == 0 {
             return Ok(());
         }
+        #[cfg(target_arch = "x86_64")]
+        if m <= FEW && self.cols > 0 && self.isa.kind() != Kind::Scalar {
+            self.multiply_few(x, m, &mut out[..size], par);
+            return Ok(());
+        }
         let (k, n) = (self.cols, self.rows);
         let left = Left::Plain(MatRef::row_major(x, m, k)?);
         let right = Right::Virtual { panels: self, rows: None };
@@ -259,6 +268,38 @@ impl PackedBlocks {
             unsafe { product.run(c.ptr(), rows, cols) };
         });
         Ok(())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl PackedBlocks {
+    /// [`Self::multiply_exact`] for so few rows that the weights are better decoded for each than
+    /// written down; to the same bits.
+    fn multiply_few(&self, x: &[f32], m: usize, out: &mut [f32], par: &dyn Parallel) {
+        use super::avx2_lines::{GROUPS, groups};
+        let (n, group) = (self.rows, self.group_bytes());
+        let count = n.div_ceil(LANES);
+        let shared = SharedOut::new(out);
+        let parts = par.threads().min(count.div_ceil(GROUPS)).max(1);
+        for_each_part(par, parts, &|part| {
+            let range = split_range(count, parts, part, GROUPS);
+            for first in range.clone().step_by(GROUPS) {
+                let some = GROUPS.min(range.end - first);
+                let weights = &self.data[first * group..][..some * group];
+                let width = (some * LANES).min(n - first * LANES);
+                for (i, x) in x[..m * self.cols].chunks_exact(self.cols).enumerate() {
+                    let mut sums = [[0.0_f32; LANES]; GROUPS];
+                    // SAFETY: every instruction set but the portable one includes AVX2, FMA and
+                    // F16C; the weights are whole groups of whole blocks, x as long as a row. The
+                    // output holds m rows of n elements, of which these are the groups'.
+                    unsafe {
+                        groups(self.code, weights, group, x, &mut sums);
+                        let to = shared.ptr().add(i * n + first * LANES);
+                        std::ptr::copy_nonoverlapping(sums.as_flattened().as_ptr(), to, width);
+                    }
+                }
+            }
+        });
     }
 }
 

@@ -85,8 +85,8 @@ fn numbers(rng: &mut Rng, len: usize) -> Vec<f32> {
     x
 }
 
-const SIZES: [(usize, usize, usize); 6] =
-    [(1, 8, 1), (1, 77, 5), (2, 33, 2), (3, 16, 1), (7, 9, 3), (64, 41, 2)];
+const SIZES: [(usize, usize, usize); 7] =
+    [(1, 8, 1), (1, 77, 5), (2, 64, 3), (2, 33, 2), (3, 16, 1), (7, 9, 3), (64, 41, 2)];
 
 #[test]
 fn packed_products_are_within_the_rounding_of_the_input() {
