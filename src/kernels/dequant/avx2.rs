@@ -5,9 +5,6 @@ use super::layout::{Code, LANES};
 use crate::kernels::blocks::{E2M1, IQ4};
 use std::arch::x86_64::*;
 
-/// Rows of numbers that meet the weights while these are in registers.
-pub(super) const ROWS: usize = 4;
-
 pub(super) const Q4_0: u8 = Code::Q4_0 as u8;
 pub(super) const Q4_1: u8 = Code::Q4_1 as u8;
 pub(super) const Q5_0: u8 = Code::Q5_0 as u8;
@@ -21,7 +18,7 @@ pub(super) const BITS8: u8 = Code::Bits8 as u8;
 /// Bytes ahead of the weights in use that are asked for.
 const AHEAD: usize = 2048;
 
-/// The products of eight rows of weights with 1 to [`ROWS`] rows of numbers.
+/// The products of eight rows of weights with 1 to 4 rows of numbers.
 ///
 /// # Safety
 /// The CPU has AVX2, FMA and F16C; `weights` are whole blocks, each row of `x` is as long as they
