@@ -6,8 +6,8 @@ use brigade::kernels::{BLOCK_FORMATS, BlockFormat, PackedBlocks};
 use brigade::ops::builder::GraphBuilder;
 use brigade::tensor::Buffer;
 use brigade::{
-    CompileOptions, DType, DeviceMap, HeteroExecutable, Pipeline, Registry, Tensor, WeightCache,
-    WeightRef,
+    CompileOptions, DType, DeviceId, DeviceMap, HeteroExecutable, Pipeline, Registry, Tensor,
+    WeightCache, WeightRef,
 };
 
 /// Random blocks whose scales are finite and small.
@@ -99,7 +99,7 @@ fn product(x: &[f32], w: &[f32], k: usize, block: usize, rounded: bool) -> Vec<(
 #[test]
 fn every_format_multiplies_within_its_rounding_whole_and_cut() {
     let cache = cache();
-    let devices = ["cpu:0".parse().unwrap(), "cpu:1".parse().unwrap()];
+    let devices: [DeviceId; 2] = ["cpu:0".parse().unwrap(), "cpu:1".parse().unwrap()];
     for format in BLOCK_FORMATS {
         let (k, each) = (width(format), ROWS * width(format) / format.weights);
         let embedding = decoded(format, &blocks(format, 1, each));
@@ -127,7 +127,7 @@ fn every_format_multiplies_within_its_rounding_whole_and_cut() {
                 .bind_all(refs.clone())
                 .spawn()
                 .unwrap();
-            assert_eq!(cut.num_segments(), 2);
+            assert_eq!(cut.sequential().num_segments(), 2);
             let kept = PackedBlocks::supports(format);
             for notices in [whole.notices(), cut.notices()] {
                 let told = notices.iter().filter(|n| n.contains(format.name)).count();
