@@ -349,8 +349,8 @@ fn cases() -> Vec<Case> {
         // The 127 makes a step of the rounding 1; its weights are 0.
         (x[0], x[1], x[16], x[31], x[63]) = (1.0, 4.0, 2.0, 127.0, -127.0);
         let want = match bits {
-            4 => [0.5 * (-7.0 + 4.0 * -6.0 + 2.0 * -5.0), -2.0 * 7.0 * 127.0],
-            _ => [0.5 * (-1.0 + 2.0 * 2.0), -2.0 * 127.0 * 127.0],
+            4 => [0.5_f32 * (-7.0 + 4.0 * -6.0 + 2.0 * -5.0), -2.0 * 7.0 * 127.0],
+            _ => [0.5_f32 * (-1.0 + 2.0 * 2.0), -2.0 * 127.0 * 127.0],
         };
         Case::new("MatMulNBits", 1, format!("{bits} bits, level {level}"))
             .domain("com.microsoft")
