@@ -1,4 +1,5 @@
-//! What a segment of the CPU allocates once it is warm: nothing.
+//! What a segment of the CPU allocates once it is warm: nothing, but for the small lists in which
+//! convolution and pooling kernels note how they cut their work.
 //!
 //! Counted is every allocation of the process while an instance runs items whose shapes it has seen.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -78,7 +79,6 @@ fn allocations(graph: Graph, items: &[Vec<Tensor>]) -> usize {
         items.iter().map(|item| item.iter().cloned().map(Value::from).collect()).collect();
     let mut values: Vec<Value> = Vec::with_capacity(8);
     let mut first: Vec<Vec<Value>> = Vec::new();
-    let mut counted = 0;
     for round in 0..6 {
         for (i, item) in items.iter().enumerate() {
             values.clear();
@@ -93,15 +93,17 @@ fn allocations(graph: Graph, items: &[Vec<Tensor>]) -> usize {
             }
         }
     }
-    counted += COUNTED.replace(0);
-    counted
+    COUNTED.replace(0)
 }
 
-fn assert_none(graph: Graph, items: &[Vec<Tensor>]) {
+/// At most so many allocations an item.
+fn assert_at_most(most: usize, graph: Graph, items: &[Vec<Tensor>]) {
     PLACES.lock().unwrap_or_else(PoisonError::into_inner).clear();
     let counted = allocations(graph, items);
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    assert_eq!(counted, 0, "allocated by\n  {}", places.join("\n  "));
+    // Two rounds are counted.
+    let allowed = most * items.len() * 2;
+    assert!(counted <= allowed, "{counted} allocations, by\n  {}", places.join("\n  "));
 }
 
 type Attributes = [(&'static str, Attribute)];
@@ -134,7 +136,7 @@ impl Builder {
 }
 
 #[test]
-fn a_convolutional_network_allocates_nothing() {
+fn a_convolutional_network_allocates_only_the_cuts_of_its_kernels() {
     let mut b = Builder(GraphBuilder::new("cnn"));
     let x = b.0.input("x", DType::F32, ["N".into(), 3.into(), "H".into(), "W".into()]).unwrap();
     let y = b.conv(x, &[16, 3, 3, 3], 2, 1);
@@ -169,7 +171,7 @@ fn a_convolutional_network_allocates_nothing() {
     let y = b.0.matmul(y, w).unwrap();
     let y = b.0.softmax(y, -1).unwrap();
     let graph = b.0.finish([("y", y)]).unwrap();
-    assert_none(graph, &[vec![numbers(&[1, 3, 32, 48])], vec![numbers(&[2, 3, 24, 24])]]);
+    assert_at_most(32, graph, &[vec![numbers(&[1, 3, 32, 48])], vec![numbers(&[2, 3, 24, 24])]]);
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn a_perceptron_allocates_nothing() {
         y = b.0.relu(y).unwrap();
     }
     let graph = b.0.finish([("y", y)]).unwrap();
-    assert_none(graph, &[vec![numbers(&[1, 20])], vec![numbers(&[9, 20])]]);
+    assert_at_most(0, graph, &[vec![numbers(&[1, 20])], vec![numbers(&[9, 20])]]);
 }
 
 #[test]
@@ -227,5 +229,5 @@ fn an_attention_allocates_nothing() {
     let axes = b.ints(&[1]);
     let y = b.op("ReduceMean", &[y, axes], &[("keepdims", 0.into())]);
     let graph = b.0.finish([("y", y)]).unwrap();
-    assert_none(graph, &[vec![numbers(&[1, 12, width])], vec![numbers(&[2, 7, width])]]);
+    assert_at_most(0, graph, &[vec![numbers(&[1, 12, width])], vec![numbers(&[2, 7, width])]]);
 }

@@ -22,7 +22,7 @@ pub struct Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) enum Kind {
     Scalar,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F, BW, DQ and VL, and all that [`Kind::Avx2`] has.
@@ -52,7 +52,10 @@ impl Isa {
             #[allow(unused_mut)]
             let mut found = vec![Self::scalar()];
             #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
                 found.push(Self::of(Kind::Avx2));
                 if is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")

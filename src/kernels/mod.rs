@@ -35,11 +35,11 @@ pub use blocked::{
     BLOCK, BlockedConv, ConvInput, blocked_average_pool2d, blocked_conv2d,
     blocked_global_average_pool, blocked_max_pool2d, from_blocked, to_blocked,
 };
-pub use blocks::{BlockFormat, FORMATS as BLOCK_FORMATS};
+pub use blocks::{BITS4, BITS8, BlockFormat, FORMATS as BLOCK_FORMATS};
 pub use conv::{
     ConvEpilogue, ConvNd, PackedConv, PackedConvTranspose, conv_nd, conv_transpose2d, conv2d,
 };
-pub use dequant::{BlockMatrix, dequant_matmul};
+pub use dequant::{BlockMatrix, PackedBlocks, dequant_matmul};
 pub use epilogue::{Activation, Bias, Epilogue, Residual};
 pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};

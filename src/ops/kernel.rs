@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::dequant::ReadyWeights;
 use super::{CompileOptions, OpRegistry, Program, RunContext, Threads};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node};
@@ -72,6 +73,10 @@ pub struct Prepare<'a> {
     pub options: &'a CompileOptions,
     /// The operators, for subgraphs.
     pub registry: &'a OpRegistry,
+    /// The graph that the node is in.
+    pub graph: &'a Graph,
+    /// Weights in blocks that nodes of this program share.
+    pub(in crate::ops) ready: &'a ReadyWeights,
 }
 
 impl Prepare<'_> {

@@ -73,6 +73,7 @@ mod vision;
 #[allow(unused_imports, reason = "devices other than the CPU read it")]
 pub(crate) use crate::kernels::Activation;
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
+pub(crate) use dequant::decoded_weights;
 pub use infer::{Infer, infer_graph};
 pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
 pub use profile::{NodeProfile, Profiler, Recorder, SegmentProfile};

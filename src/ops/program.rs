@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::dequant::ReadyWeights;
 use super::profile::{Recorder, Subject};
 use super::shape_only::ShapeOnly;
 use super::workspace::{Frame, Workspace};
@@ -116,6 +117,8 @@ pub struct Program {
     /// Tells this program from others that the same node may run, in a profile: a hash of its nodes,
     /// so that it is the same when the program is compiled anew for another shape.
     id: u64,
+    /// Bytes of weights that kernels hold in blocks, or decoded from them.
+    packed_bytes: usize,
 }
 
 impl Program {
@@ -152,6 +155,7 @@ impl Program {
         let mut read_constants = vec![false; constants.len()];
         let mut is_blocked = vec![false; graph.values().len()];
         let mut steps = Vec::with_capacity(graph.nodes().len());
+        let ready = ReadyWeights::default();
         for (i, node) in graph.nodes().iter().enumerate() {
             let at = |e: crate::Error| e.with_node(&node.name, &node.op);
             let facts: Vec<Option<Fact>> =
@@ -170,6 +174,8 @@ impl Program {
                 constants: &known,
                 options,
                 registry,
+                graph,
+                ready: &ready,
             })
             .map_err(at)?;
             let mut inputs: Vec<Source> = Vec::with_capacity(node.inputs.len());
@@ -244,7 +250,8 @@ impl Program {
         let kept = shape_only.kept().iter().filter_map(|v| slot_of[v.index()]).collect();
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { steps, constants, inputs, outputs, slots, kept, number, id })
+        let packed_bytes = ready.bytes();
+        Ok(Self { steps, constants, inputs, outputs, slots, kept, number, id, packed_bytes })
     }
 
     /// Runs it on the inputs, in the graph's order.
@@ -466,8 +473,10 @@ fn plain(values: &[Value]) -> Result<Vec<Value>> {
 }
 
 impl Program {
-    /// Bytes of the constants that are kept (weights that a kernel packed are not among them).
+    /// Bytes of the constants that are kept, and of weights in blocks as the kernels hold them
+    /// (other weights that a kernel packed are not among them).
     pub fn constant_bytes(&self) -> usize {
-        self.constants.iter().flatten().map(Value::bytes).sum()
+        let kept: usize = self.constants.iter().flatten().map(Value::bytes).sum();
+        kept.saturating_add(self.packed_bytes)
     }
 }

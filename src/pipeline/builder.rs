@@ -448,6 +448,7 @@ impl PipelineBuilder {
             }
         };
         notices.extend(map.notices().iter().map(ToString::to_string));
+        notices.extend(crate::ops::decoded_weights(&graph));
         for device in self.threads.keys().filter(|d| !map.devices().any(|m| m == *d)) {
             notices.push(format!("threads are given to `{device}`, but no node is placed on it"));
         }

@@ -168,7 +168,8 @@ impl HeteroExecutable {
         options: CompileOptions,
         threads: BTreeMap<DeviceId, usize>,
     ) -> Result<Self> {
-        let notices = map.notices().iter().map(ToString::to_string).collect();
+        let fallen = map.notices().iter().map(ToString::to_string);
+        let notices = fallen.chain(crate::ops::decoded_weights(&graph)).collect();
         let prepared = Arc::new(Prepared::new(graph, map, registry, options, threads)?);
         let weights = WeightCache::new().with_schemes(registry.weight_schemes().clone());
         Ok(Self { prepared, notices, piped: false, weights })

@@ -37,10 +37,23 @@ impl Layout {
         let mut places: Vec<_> = lifetimes.iter().map(|l| (l.lines, None)).collect();
         let mut blocks: Vec<(usize, Vec<(usize, usize)>)> = Vec::new();
         let mut events = Vec::with_capacity(2 * order.len());
+        let end = order.iter().map(|(_, _, until)| *until).max().unwrap_or(0);
         for (i, Lifetime { lines, from, .. }, until) in order {
-            // Those of later blocks are smaller, so that the last one fits best.
-            let free = |held: &[(usize, usize)]| held.iter().all(|(f, u)| until < *f || *u < from);
-            let at = blocks.iter().rposition(|(_, held)| free(held)).unwrap_or_else(|| {
+            // Every block is large enough; the one that it leaves the least time idle in serves best.
+            let idle = |held: &[(usize, usize)]| {
+                let (mut before, mut after) = (0, usize::MAX);
+                for (f, u) in held {
+                    match (*u < from, until < *f) {
+                        (true, _) => before = before.max(*u),
+                        (_, true) => after = after.min(*f),
+                        _ => return None,
+                    }
+                }
+                Some((from - before).saturating_add(after.min(end) - until))
+            };
+            let fits = blocks.iter().enumerate();
+            let fits = fits.filter_map(|(at, (_, held))| Some((idle(held)?, at)));
+            let at = fits.min().map(|(_, at)| at).unwrap_or_else(|| {
                 blocks.push((lines, Vec::new()));
                 blocks.len() - 1
             });

@@ -3,4 +3,5 @@
 
 mod formats;
 mod malformed;
+mod packed;
 mod resident;

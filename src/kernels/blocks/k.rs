@@ -46,7 +46,7 @@ pub(super) fn q3(block: &[u8], out: &mut [f32]) {
 }
 
 /// Scale and minimum of group `j` of eight, 6 bits each, out of 12 bytes.
-pub(super) fn scale_min(packed: &[u8], j: usize) -> (u8, u8) {
+pub(in crate::kernels) fn scale_min(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {

@@ -62,3 +62,25 @@ pub(super) fn q8_1(block: &[u8], out: &mut [f32]) {
         *o = f32::from(q.cast_signed()) * d;
     }
 }
+
+/// The f32 at the start.
+fn whole(block: &[u8]) -> f32 {
+    f32::from_le_bytes([block[0], block[1], block[2], block[3]])
+}
+
+/// f32 scale, 16 bytes; w = d · (q − 8).
+pub(super) fn bits4(block: &[u8], out: &mut [f32]) {
+    let d = whole(block);
+    for (j, &byte) in block[4..20].iter().enumerate() {
+        out[j] = d * (i32::from(byte & 15) - 8) as f32;
+        out[j + 16] = d * (i32::from(byte >> 4) - 8) as f32;
+    }
+}
+
+/// f32 scale, 32 signed bytes.
+pub(super) fn bits8(block: &[u8], out: &mut [f32]) {
+    let d = whole(block);
+    for (o, &q) in out.iter_mut().zip(&block[4..36]) {
+        *o = f32::from(q.cast_signed()) * d;
+    }
+}

@@ -3,11 +3,13 @@
 use super::half_at;
 
 /// The values of the IQ4 formats.
-const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(in crate::kernels) const IQ4: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Twice the values of a 4-bit float with two exponent bits and one of mantissa (OCP Microscaling
 /// Formats 1.0, section 5.3.3).
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(in crate::kernels) const E2M1: [i8; 16] =
+    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 16 bytes of numbers, the low halves first, times a scale.
 fn halves(bytes: &[u8], values: &[i8; 16], d: f32, out: &mut [f32]) {
@@ -37,8 +39,11 @@ pub(super) fn iq4_xs(block: &[u8], out: &mut [f32]) {
 
 /// A power of two as its exponent (E8M0), 16 bytes.
 pub(super) fn mxfp4(block: &[u8], out: &mut [f32]) {
-    // Half of 2^(e − 127), because the table holds twice the values.
-    let e = u32::from(block[0]);
-    let d = f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 });
-    halves(&block[1..17], &E2M1, d, out);
+    halves(&block[1..17], &E2M1, half_power(block[0]), out);
+}
+
+/// Half of the scale 2^(e − 127), because [`E2M1`] holds twice the values.
+pub(in crate::kernels) fn half_power(e: u8) -> f32 {
+    let e = u32::from(e);
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 })
 }

@@ -14,6 +14,8 @@ mod tests;
 
 use super::KernelError;
 use half::f16;
+pub(super) use k::scale_min;
+pub(super) use lookup::{E2M1, IQ4, half_power};
 
 /// A block format.
 #[derive(Debug)]
@@ -53,6 +55,12 @@ pub static FORMATS: &[BlockFormat] = &[
     row("TQ2_0", 35, 256, 66, &[(64, 2)], ternary::tq2_0),
     row("MXFP4", 39, 32, 17, &[], lookup::mxfp4),
 ];
+
+/// 4-bit numbers less 8 times an f32 scale: as Q4_0, but for the scale. No file has it.
+pub static BITS4: BlockFormat = row("4 bits", u32::MAX, 32, 20, &[(0, 4)], legacy::bits4);
+
+/// 8-bit numbers times an f32 scale: as Q8_0, but for the scale. No file has it.
+pub static BITS8: BlockFormat = row("8 bits", u32::MAX, 32, 36, &[(0, 4)], legacy::bits8);
 
 const fn row(
     name: &'static str,

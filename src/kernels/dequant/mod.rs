@@ -1,12 +1,22 @@
 //! Products with matrices of weights that stay in their blocks ([`super::BLOCK_FORMATS`]).
 
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_lines;
+mod layout;
+mod pack;
+mod packed;
 mod plain;
+mod scalar;
 
 #[cfg(test)]
 mod tests;
 
 use super::error::check_len;
 use super::{BlockFormat, KernelError, Parallel};
+pub use packed::PackedBlocks;
 
 /// A matrix of weights in blocks, as it lies in memory: rows of whole blocks.
 #[derive(Clone, Copy, Debug)]

@@ -74,6 +74,8 @@ struct Scratch {
 
 thread_local! {
     static SCRATCH: Cell<Scratch> = Cell::default();
+    /// Of the [`Edge`] that is in use.
+    static EDGE_PANEL: Cell<AlignedF32> = Cell::default();
 }
 
 /// One product, of which [`Block::run`] computes a part.
@@ -342,12 +344,18 @@ unsafe fn copy_rows(
     }
 }
 
-/// Stand-ins for the parts of a tile that lie beyond the right edge.
+/// Stand-ins for the parts of a tile that lie beyond the right edge; the thread keeps their memory.
 pub(in crate::kernels) struct Edge {
     c: [f32; MAX_TILE],
     residual: [f32; MAX_TILE],
     bias: [f32; MAX_COLS],
     panel: AlignedF32,
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        EDGE_PANEL.set(std::mem::take(&mut self.panel));
+    }
 }
 
 impl Edge {
@@ -356,7 +364,7 @@ impl Edge {
             c: [0.0; MAX_TILE],
             residual: [0.0; MAX_TILE],
             bias: [0.0; MAX_COLS],
-            panel: AlignedF32::default(),
+            panel: EDGE_PANEL.take(),
         }
     }
 

@@ -1,13 +1,15 @@
 //! `brigade.DequantGather`.
 
+use super::weights::{Weights, product_packs};
 use super::{BYTES, FORMAT, extents, format, matrix, q8_block};
 use crate::error::Result;
-use crate::kernels::BlockFormat;
+use crate::kernels::{BlockFormat, KernelError};
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::{F32S, INDICES};
 use crate::ops::gather::index;
 use crate::ops::{CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::tensor::DType;
+use std::sync::Arc;
 
 /// Rows of `decode(w)`, by index, where `w` is rows of whole blocks of `format`.
 pub(in crate::ops) static DEQUANT_GATHER: OpDef = OpDef {
@@ -30,7 +32,13 @@ pub(in crate::ops) static DEQUANT_GATHER: OpDef = OpDef {
         let packed = row.unwrap_or(0) as f64 / k.unwrap_or(1).max(1) as f64;
         cost::Cost { flops: picked, bytes: picked * (4.0 + packed) + 8.0 * q.input_elements(1) }
     },
-    prepare: |p| Ok(Box::new(DequantGather { format: format(p.node)? })),
+    prepare: |p| {
+        let format = format(p.node)?;
+        // Nothing is packed for rows alone: of a mapped file only those that are asked for are read.
+        let shared = product_packs(p, 0, format);
+        let weights = if shared { p.ready.get(p, 0)? } else { None };
+        Ok(Box::new(DequantGather { format, weights }))
+    },
     cases,
 };
 
@@ -48,32 +56,47 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Decodes a row.
+type Row<'a> = dyn Fn(usize, &mut [f32]) -> std::result::Result<(), KernelError> + Sync + 'a;
+
 #[derive(Debug)]
 struct DequantGather {
     format: &'static BlockFormat,
+    /// The weights, where a product has packed them.
+    weights: Option<Arc<Weights>>,
 }
 
 impl CpuKernel for DequantGather {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
-        let w = matrix(io.tensor(0)?, self.format)?;
+        let stored;
+        let (n, k, row): (_, _, &Row<'_>) = match self.weights.as_deref() {
+            Some(Weights::Packed(w)) => (w.rows(), w.cols(), &|i, out| w.decode_row(i, out)),
+            _ => {
+                stored = matrix(io.tensor(0)?, self.format)?;
+                (stored.rows(), stored.cols(), &|i, out| stored.decode_row(i, out))
+            }
+        };
         let indices = io.tensor(1)?;
         let rows: Vec<usize> =
-            indices.to_i64s()?.into_iter().map(|v| index(v, w.rows(), 0)).collect::<Result<_>>()?;
-        let k = w.cols();
+            indices.to_i64s()?.into_iter().map(|v| index(v, n, 0)).collect::<Result<_>>()?;
         let mut shape = indices.shape().to_vec();
         shape.push(k);
         let mut out = io.allocate(DType::F32, shape)?;
         let y = out.as_mut_slice::<f32>()?;
         if k > 0 {
             io.threads().try_split_rows(y, k, |first, chunk| {
-                for (row, y) in rows[first..].iter().zip(chunk.chunks_exact_mut(k)) {
-                    w.decode_row(*row, y)?;
+                for (i, y) in rows[first..].iter().zip(chunk.chunks_exact_mut(k)) {
+                    row(*i, y)?;
                 }
                 Ok(())
             })?;
         }
         io.emit(out);
         Ok(())
+    }
+
+    fn reads_constant(&self, input: usize) -> bool {
+        input != 0 || self.weights.is_none()
     }
 }
 

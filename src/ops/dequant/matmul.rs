@@ -1,20 +1,23 @@
 //! `brigade.DequantMatMul`.
 
+use super::weights::Weights;
 use super::{BYTES, FORMAT, extents, format, matrix, q8_block};
 use crate::error::{Result, bail};
-use crate::kernels::{BlockFormat, dequant_matmul};
+use crate::kernels::{BlockFormat, Epilogue, MatMut, MatRef, dequant_matmul, gemm};
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::F32S;
-use crate::ops::{CpuKernel, Infer, Io, OpDef, Port, cost};
+use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, cost};
 use crate::tensor::DType;
+use std::sync::Arc;
 
 /// `x · decode(w)ᵀ`, where `w` is rows of whole blocks of `format`, one row for each column of
-/// the output.
+/// the output. Where `w` is constant and the format has a kernel, the blocks of `x` are rounded to
+/// 8 bits, unless `exact` is 1.
 pub(in crate::ops) static DEQUANT_MATMUL: OpDef = OpDef {
     name: "DequantMatMul",
     domain: "brigade",
     since: 1,
-    attributes: &[FORMAT],
+    attributes: &[FORMAT, AttributeDef::optional("exact", AttributeKind::Int)],
     inputs: &[Port::required("x", F32S), Port::required("w", BYTES)],
     outputs: &[Port::required("y", F32S)],
     infer,
@@ -30,7 +33,13 @@ pub(in crate::ops) static DEQUANT_MATMUL: OpDef = OpDef {
         let k = q.inputs.first().and_then(Option::as_ref).and_then(|(_, s)| s.last().copied());
         cost::Cost { flops: 2.0 * k.unwrap_or(1) as f64 * q.output_elements(), bytes: q.bytes() }
     },
-    prepare: |p| Ok(Box::new(DequantMatMul { format: format(p.node)? })),
+    prepare: |p| {
+        Ok(Box::new(DequantMatMul {
+            format: format(p.node)?,
+            exact: p.node.int_or("exact", 0)? != 0,
+            weights: p.ready.get(p, 1)?,
+        }))
+    },
     cases,
 };
 
@@ -62,26 +71,52 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
 #[derive(Debug)]
 struct DequantMatMul {
     format: &'static BlockFormat,
+    exact: bool,
+    /// The weights, where they are constant.
+    weights: Option<Arc<Weights>>,
 }
 
 impl CpuKernel for DequantMatMul {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
         let x = io.tensor(0)?;
-        let w = matrix(io.tensor(1)?, self.format)?;
+        let fed = match &self.weights {
+            Some(_) => None,
+            None => Some(matrix(io.tensor(1)?, self.format)?),
+        };
+        let (n, depth) = match (&fed, self.weights.as_deref()) {
+            (Some(w), _) => (w.rows(), w.cols()),
+            (_, Some(Weights::Packed(w))) => (w.rows(), w.cols()),
+            (_, Some(Weights::Decoded(w))) => (w.cols(), w.depth()),
+            (None, None) => bail!(Missing, "input `w` is missing"),
+        };
         let Some((&k, lead)) = x.shape().split_last() else {
             bail!(Shape, "input `x` is a scalar");
         };
-        if k != w.cols() {
-            bail!(Shape, "input `x` is {}, the weights have rows of {}", x.describe(), w.cols());
+        if k != depth {
+            bail!(Shape, "input `x` is {}, the weights have rows of {depth}", x.describe());
         }
         let m: usize = lead.iter().product();
         let mut shape = lead.to_vec();
-        shape.push(w.rows());
+        shape.push(n);
         let mut out = io.allocate(DType::F32, shape)?;
-        let threads = io.threads().for_work(m.saturating_mul(k).saturating_mul(w.rows()));
-        dequant_matmul(x.as_slice::<f32>()?, m, w, out.as_mut_slice::<f32>()?, threads)?;
+        let threads = io.threads().for_work(m.saturating_mul(k).saturating_mul(n));
+        let (x, y) = (x.as_slice::<f32>()?, out.as_mut_slice::<f32>()?);
+        match (fed, self.weights.as_deref()) {
+            (Some(w), _) => dequant_matmul(x, m, w, y, threads)?,
+            (_, Some(Weights::Packed(w))) if self.exact => w.multiply_exact(x, m, y, threads)?,
+            (_, Some(Weights::Packed(w))) => w.multiply(x, m, y, threads)?,
+            (_, Some(Weights::Decoded(w))) => {
+                let (x, y) = (MatRef::row_major(x, m, k)?, MatMut::row_major(y, m, n)?);
+                gemm(x, w, y, &Epilogue::default(), threads)?;
+            }
+            (None, None) => bail!(Missing, "input `w` is missing"),
+        }
         io.emit(out);
         Ok(())
+    }
+
+    fn reads_constant(&self, input: usize) -> bool {
+        input != 1 || self.weights.is_none()
     }
 }
 
@@ -116,14 +151,30 @@ fn cases() -> Vec<Case> {
     (block[4], block[8], block[16]) = (1, 3, 2);
     let mut x = vec![0.0_f32; 256];
     x[0] = 127.0;
-    x[1] = 1.0;
-    v.push(
-        Case::new("DequantMatMul", 1, "blocks of 256")
+    x[1] = 0.125;
+    let long = |name: &str| {
+        Case::new("DequantMatMul", 1, name)
             .domain("brigade")
             .attr("format", "Q4_K")
             .input(filled(&[1, 256], &x))
-            .constant(filled(&[1, 144], &block))
-            .output(filled(&[1, 1], &[0.5_f32 * 127.0 - 1.5])),
+    };
+    let w = filled(&[1, 144], &block);
+    let exact = filled(&[1, 1], &[0.5_f32 * 127.0 - 1.5 * 0.125]);
+    v.push(
+        long("blocks of 256, w constant").constant(w.clone()).output(filled(&[1, 1], &[63.5_f32])),
+    );
+    v.push(long("blocks of 256").input(w.clone()).output(exact.clone()));
+    v.push(long("exact, w constant").attr("exact", 1).constant(w).output(exact));
+    // -1, 0 and 1 times 0.5: no kernel multiplies in this format.
+    let mut ternary = vec![0b0101_0101_u8; 66];
+    (ternary[0], ternary[1], ternary[64], ternary[65]) = (0b0101_0110, 0b0101_0100, 0x00, 0x38);
+    v.push(
+        Case::new("DequantMatMul", 1, "a format without a kernel, w constant")
+            .domain("brigade")
+            .attr("format", "TQ2_0")
+            .input(filled(&[1, 256], &x))
+            .constant(filled(&[1, 66], &ternary))
+            .output(filled(&[1, 1], &[0.5_f32 * (127.0 - 0.125)])),
     );
     v
 }

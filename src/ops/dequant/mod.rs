@@ -2,14 +2,16 @@
 
 mod gather;
 mod matmul;
+mod weights;
 
 pub(super) use gather::DEQUANT_GATHER;
 pub(super) use matmul::DEQUANT_MATMUL;
+pub(super) use weights::ReadyWeights;
 
 use super::{AttributeDef, AttributeKind, Infer};
 use crate::error::{Result, bail, err};
-use crate::graph::{Dim, Node};
-use crate::kernels::{BLOCK_FORMATS, BlockFormat, BlockMatrix};
+use crate::graph::{Dim, Graph, Node};
+use crate::kernels::{BLOCK_FORMATS, BlockFormat, BlockMatrix, PackedBlocks};
 use crate::tensor::{DType, Tensor};
 
 const FORMAT: AttributeDef = AttributeDef::required("format", AttributeKind::String);
@@ -25,6 +27,26 @@ fn format(node: &Node) -> Result<&'static BlockFormat> {
         err!(Unsupported, "attribute `format` is `{name}`, which is no block format")
             .with_help(format!("the formats are {}", known.join(", ")))
     })
+}
+
+fn is_product(node: &Node) -> bool {
+    node.domain == "brigade" && node.op == "DequantMatMul"
+}
+
+/// Words about each product of a graph whose weights do not stay in their blocks.
+pub(crate) fn decoded_weights(graph: &Graph) -> Vec<String> {
+    let told = |node: &Node| {
+        let format =
+            format(node).ok().filter(|f| is_product(node) && !PackedBlocks::supports(f))?;
+        let BlockFormat { name, bytes, weights, .. } = format;
+        let times = (4 * weights) as f64 / *bytes as f64;
+        Some(format!(
+            "node `{}`: weights in {name} are decoded once, to {times:.1} times their bytes: no \
+             kernel multiplies in that format",
+            node.name
+        ))
+    };
+    graph.nodes().iter().filter_map(told).collect()
 }
 
 /// Rows of weights, and weights in a row, of the input `w`.

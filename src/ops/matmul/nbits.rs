@@ -3,6 +3,7 @@
 use super::product::products;
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
+use crate::kernels::{BITS4, BITS8, BlockMatrix, PackedBlocks};
 use crate::ops::case::{Case, filled};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, cost};
 use crate::tensor::{DType, Tensor, cast};
@@ -150,6 +151,41 @@ impl Packing {
     }
 }
 
+impl Packing {
+    /// B left in its blocks, for a kernel that multiplies with them; `None` where it has none:
+    /// zero points, an order of groups, blocks that are not of 32, 2 bits.
+    fn keep(&self, b: &Tensor, scales: &Tensor) -> Result<Option<PackedBlocks>> {
+        let Self { k, n, bits, block } = *self;
+        let format = match bits {
+            4 => &BITS4,
+            8 => &BITS8,
+            _ => return Ok(None),
+        };
+        let (packed, scales) = (b.as_bytes(), scales.to_f32s()?);
+        let blocks = k.div_ceil(block);
+        let bytes = block * bits / 8;
+        let whole = k.is_multiple_of(block) && block.is_multiple_of(32);
+        if !whole || packed.len() != n * blocks * bytes || scales.len() != n * blocks {
+            return Ok(None);
+        }
+        // A block of 32 has 4 bits · 32 or 8 bits · 32 of them.
+        let each = 4 * bits;
+        let mut kept = Vec::with_capacity(n * (k / 32) * format.bytes);
+        for (i, numbers) in packed.chunks_exact(each).enumerate() {
+            kept.extend(scales[i * 32 / block].to_le_bytes());
+            if bits == 8 {
+                kept.extend(numbers.iter().map(|q| q.wrapping_sub(128)));
+            } else {
+                // Neighbours share a byte here, numbers 16 apart there.
+                let number = |j: usize| (numbers[j / 2] >> (j % 2 * 4)) & 15;
+                kept.extend((0..16).map(|j| number(j) | (number(j + 16) << 4)));
+            }
+        }
+        let matrix = BlockMatrix::new(format, &kept, n, k / 32 * format.bytes)?;
+        Ok(Some(PackedBlocks::new(matrix)?))
+    }
+}
+
 fn infer(i: &mut Infer<'_>) -> Result<()> {
     let packing = Packing::of(i.node)?;
     let shape = match i.shape(0) {
@@ -172,8 +208,16 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
 #[derive(Debug)]
 struct NBits {
     packing: Packing,
-    /// B as f32, where all of it is constant.
-    weights: Option<Tensor>,
+    /// B, where all of it is constant.
+    weights: Option<Weights>,
+    /// Whether A may be rounded to 8 bits.
+    rounds: bool,
+}
+
+#[derive(Debug)]
+enum Weights {
+    Kept(PackedBlocks),
+    Unpacked(Tensor),
 }
 
 impl NBits {
@@ -182,11 +226,25 @@ impl NBits {
         let known = |k: usize| !p.has(k) || p.constant(k).is_some();
         let weights = match (p.constant(1), p.constant(2)) {
             (Some(b), Some(scales)) if known(3) && known(4) => {
-                Some(packing.unpack(b, scales, p.constant(3), p.constant(4))?)
+                let kept = match p.has(3) || p.has(4) {
+                    true => None,
+                    false => packing.keep(b, scales)?,
+                };
+                Some(match kept {
+                    Some(kept) => Weights::Kept(kept),
+                    None => Weights::Unpacked(packing.unpack(
+                        b,
+                        scales,
+                        p.constant(3),
+                        p.constant(4),
+                    )?),
+                })
             }
             _ => None,
         };
-        Ok(Self { packing, weights })
+        // The level at which ONNX Runtime computes in 8 bits.
+        let rounds = p.node.int_or("accuracy_level", 0)? == 4;
+        Ok(Self { packing, weights, rounds })
     }
 }
 
@@ -200,11 +258,23 @@ impl CpuKernel for NBits {
         if last != k {
             bail!(Shape, "A is {}, attribute `K` is {k}", a.describe());
         }
-        let mut shape = lead.to_vec();
+        let shape = lead.to_vec();
         let rows: usize = lead.iter().product();
+        let wide = cast(a, DType::F32)?.reshape([1, rows, k])?;
         let own;
         let weights = match &self.weights {
-            Some(w) => w,
+            Some(Weights::Kept(w)) => {
+                let mut y = io.allocate(DType::F32, [1, rows, n])?;
+                let work = rows.saturating_mul(k).saturating_mul(n);
+                let threads = io.threads().for_work(work);
+                let (x, to) = (wide.as_slice::<f32>()?, y.as_mut_slice::<f32>()?);
+                match self.rounds {
+                    true => w.multiply(x, rows, to, threads)?,
+                    false => w.multiply_exact(x, rows, to, threads)?,
+                }
+                return self.finish(io, y, shape);
+            }
+            Some(Weights::Unpacked(w)) => w,
             None => {
                 own = self.packing.unpack(
                     io.tensor(1)?,
@@ -215,8 +285,19 @@ impl CpuKernel for NBits {
                 &own
             }
         };
-        let wide = cast(a, DType::F32)?.reshape([1, rows, k])?;
-        let mut y = products(io, &wide, &weights.reshape([1, k, n])?)?;
+        let y = products(io, &wide, &weights.reshape([1, k, n])?)?;
+        self.finish(io, y, shape)
+    }
+
+    fn reads_constant(&self, input: usize) -> bool {
+        !(1..5).contains(&input) || self.weights.is_none()
+    }
+}
+
+impl NBits {
+    /// Adds the bias and gives the product in A's dtype.
+    fn finish(&self, io: &mut Io<'_>, mut y: Tensor, mut shape: Vec<usize>) -> Result<()> {
+        let n = self.packing.n;
         if let Some(bias) = io.optional(5)? {
             let bias = bias.to_f32s()?;
             if bias.len() != n {
@@ -227,12 +308,9 @@ impl CpuKernel for NBits {
             }
         }
         shape.push(n);
-        io.emit(cast(&y, a.dtype())?.reshape(shape)?);
+        let dtype = io.tensor(0)?.dtype();
+        io.emit(cast(&y, dtype)?.reshape(shape)?);
         Ok(())
-    }
-
-    fn reads_constant(&self, input: usize) -> bool {
-        !(1..5).contains(&input) || self.weights.is_none()
     }
 }
 
@@ -259,12 +337,41 @@ fn cases() -> Vec<Case> {
             .constant(filled(&[1, 2, 8], &bytes))
             .constant(filled(&[2], &[0.5_f32, 10.0]))
     };
-    vec![
+    // Blocks of 64: 1 2 3 … less 8 each, and 127, 129 less 128, times scales of columns.
+    let kept = |bits: usize, level: i64| {
+        let mut b = vec![if bits == 4 { 0x88_u8 } else { 128 }; 2 * 64 * bits / 8];
+        if bits == 4 {
+            (b[0], b[8], b[32 + 31]) = (0x21, 0x03, 0xF8);
+        } else {
+            (b[0], b[16], b[64 + 63]) = (127, 130, 255);
+        }
+        let mut x = vec![0.0_f32; 64];
+        // The 127 makes a step of the rounding 1; its weights are 0.
+        (x[0], x[1], x[16], x[31], x[63]) = (1.0, 4.0, 2.0, 127.0, -127.0);
+        let want = match bits {
+            4 => [0.5_f32 * (-7.0 + 4.0 * -6.0 + 2.0 * -5.0), -2.0 * 7.0 * 127.0],
+            _ => [0.5_f32 * (-1.0 + 2.0 * 2.0), -2.0 * 127.0 * 127.0],
+        };
+        Case::new("MatMulNBits", 1, format!("{bits} bits, level {level}"))
+            .domain("com.microsoft")
+            .attr("K", 64)
+            .attr("N", 2)
+            .attr("bits", bits as i64)
+            .attr("block_size", 64)
+            .attr("accuracy_level", level)
+            .input(filled(&[1, 64], &x))
+            .constant(filled(&[2, 1, 64 * bits / 8], &b))
+            .constant(filled(&[2], &[0.5_f32, 2.0]))
+            .output(filled(&[1, 2], &want))
+    };
+    let mut v = vec![kept(4, 0), kept(4, 4), kept(8, 0), kept(8, 4)];
+    v.extend([
         new("signed").output(filled(&[1, 1], &[-71.0_f32])),
         new("zero points and a bias")
             .constant(filled(&[1], &[0x21_u8]))
             .absent()
             .input(filled(&[1], &[1.0_f32]))
             .output(filled(&[1, 1], &[64.0_f32])),
-    ]
+    ]);
+    v
 }
