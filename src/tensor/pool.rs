@@ -429,7 +429,7 @@ mod tests {
             drop(run(&pool, sizes));
             drop(laid_out);
         }
-        let largest = (1 << 20) + (1 << 16).max(8192);
+        let largest = (1 << 20) + (1 << 16);
         assert!(pool.planned_bytes() <= largest + 4096, "{}", pool.planned_bytes());
         assert_eq!(pool.held_bytes(), pool.owned_bytes());
     }

@@ -179,7 +179,7 @@ fn convolution(view: &View<'_>, node: &Node, out: ValueId) -> Result<Option<Form
         // The padding follows from the extents.
         let size: Option<Vec<usize>> = dims[2..].iter().map(Dim::as_extent).collect();
         let Some(size) = size else { return Ok(None) };
-        let axes = window.resolve(&size, &window.kernel_of(Some(&w_shape[2..]))?)?;
+        let axes = window.resolve(&size, window.kernel_of(Some(&w_shape[2..]))?)?;
         let pads = axes.iter().map(|a| a.pads[0]).chain(axes.iter().map(|a| a.pads[1]));
         let pads: Vec<i64> = pads.map(|p| i64::try_from(p).unwrap_or(i64::MAX)).collect();
         changed.attributes.remove("auto_pad");
