@@ -1,7 +1,8 @@
 //! What a segment of the CPU allocates once it is warm: nothing, but for the small lists in which
 //! convolution and pooling kernels note how they cut their work.
 //!
-//! Counted is every allocation of the process while an instance runs items whose shapes it has seen.
+//! Counted is every allocation of the thread that runs the instance, its only one, while it runs items
+//! whose shapes it has seen.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -56,7 +56,11 @@ impl Default for Dim {
 
 impl From<Vec<Term>> for Dim {
     fn from(terms: Vec<Term>) -> Self {
-        Self::from_terms(terms.into_iter().map(|t| (t.factors, t.coefficient)))
+        let sorted = |mut t: Term| {
+            t.factors.sort();
+            (t.factors, t.coefficient)
+        };
+        Self::from_terms(terms.into_iter().map(sorted))
     }
 }
 

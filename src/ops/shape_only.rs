@@ -55,7 +55,8 @@ impl ShapeOnly {
             let shaped = known && node.reads().all(|v| shape[v.index()] && telling(v));
             let of_shape = is_shape(node) && node.reads().all(|v| shape[v.index()]);
             let of_contents = node.reads().all(|v| contents[v.index()]);
-            let only = known && !node.is_random() && (of_shape || of_contents);
+            let small = node.makes().all(|v| is_small(&graph.value(v).fact));
+            let only = known && small && !node.is_random() && (of_shape || of_contents);
             for v in node.makes() {
                 contents[v.index()] = only;
                 shape[v.index()] = only || (shaped && is_told(&graph.value(v).fact));
@@ -85,6 +86,20 @@ impl ShapeOnly {
     pub(super) fn kept(&self) -> &[ValueId] {
         &self.kept
     }
+}
+
+/// More elements are not kept from run to run, nor for the length of a run.
+const MOST_ELEMENTS: usize = 4096;
+
+/// Whether a value is small whatever the shapes: numbers in a row, as in shape arithmetic, or few of them.
+fn is_small(fact: &Fact) -> bool {
+    let few = || {
+        let extents = fact.concrete_shape()?;
+        let count = extents.iter().try_fold(1_usize, |n, e| n.checked_mul(*e))?;
+        Some(count <= MOST_ELEMENTS)
+    };
+    fact.rank().is_some_and(|rank| rank <= 1) && fact.dtype.is_some_and(|d| d.is_int())
+        || few().unwrap_or(false)
 }
 
 fn is_shape(node: &Node) -> bool {

@@ -47,10 +47,10 @@ enum Recording {
     /// Written down.
     Written { run: u64, lifetimes: Vec<Lifetime>, clock: usize },
     /// Taken from where they are laid out.
-    LaidOut { layout: Arc<Layout>, next: usize },
+    LaidOut { run: u64, layout: Arc<Layout>, next: usize },
 }
 
-/// More allocations in a run are not laid out: finding the blocks would take long.
+/// So many allocations in a run are not laid out: finding the blocks would take long.
 const MOST_LAID_OUT: usize = 4096;
 
 /// Memory that buffers of planned runs take turns in.
@@ -65,11 +65,13 @@ struct Block {
 #[derive(Debug, Default)]
 struct Shelves {
     /// What is free, by its number of lines, in order.
-    free: Vec<(usize, Vec<Arc<Storage>>)>,
+    free: Shelved,
     blocks: Vec<Block>,
     recording: Option<Recording>,
     runs: u64,
     held_bytes: usize,
+    /// Bytes of the blocks that are free.
+    free_block_bytes: usize,
     owned_bytes: usize,
     allocated: u64,
     reused: u64,
@@ -88,23 +90,48 @@ impl Shelves {
     fn next(&mut self, lines: usize) -> (Place, Option<Arc<Storage>>) {
         match &mut self.recording {
             None => (Place::Shelf, None),
+            Some(Recording::Written { lifetimes, .. }) if lifetimes.len() == MOST_LAID_OUT => {
+                (Place::Shelf, None)
+            }
             Some(Recording::Written { run, lifetimes, clock }) => {
                 let place = Place::Recorded { run: *run, index: lifetimes.len() };
                 *clock += 1;
                 lifetimes.push(Lifetime { lines, from: *clock, until: None });
                 (place, None)
             }
-            Some(Recording::LaidOut { layout, next }) => {
+            Some(Recording::LaidOut { layout, next, .. }) => {
                 let at = layout.block(*next, lines);
                 *next += 1;
                 match at.and_then(|at| Some((at, self.blocks.get_mut(at)?))) {
                     Some((at, block)) if !block.held => {
                         block.held = true;
-                        (Place::Block(at), block.free.take())
+                        let free = block.free.take();
+                        let lines = free.as_ref().map_or(0, |s| s.lines());
+                        self.free_block_bytes -= lines * LINE;
+                        (Place::Block(at), free)
                     }
                     _ => (Place::Shelf, None),
                 }
             }
+        }
+    }
+}
+
+type Shelved = Vec<(usize, Vec<Arc<Storage>>)>;
+
+impl Shelves {
+    /// Takes everything off the shelves, to be freed.
+    fn clear(&mut self) -> Shelved {
+        self.owned_bytes -= self.held_bytes;
+        self.held_bytes = 0;
+        std::mem::take(&mut self.free)
+    }
+}
+
+impl Recording {
+    fn run(&self) -> u64 {
+        match self {
+            Self::Written { run, .. } | Self::LaidOut { run, .. } => *run,
         }
     }
 }
@@ -136,8 +163,10 @@ impl PoolInner {
         if let Place::Block(at) = place {
             if let Some(block) = shelves.blocks.get_mut(at) {
                 block.held = false;
-                if block.lines == lines {
+                let free = shelves.held_bytes + shelves.free_block_bytes + lines * LINE;
+                if block.lines == lines && free <= self.cap_bytes {
                     block.free = Some(storage);
+                    shelves.free_block_bytes += lines * LINE;
                     return;
                 }
             }
@@ -152,7 +181,8 @@ impl PoolInner {
                 *clock += 1;
                 lifetime.until = Some(*clock);
             }
-            if shelves.held_bytes + lines * LINE <= self.cap_bytes {
+            let free = shelves.held_bytes + shelves.free_block_bytes + lines * LINE;
+            if free <= self.cap_bytes {
                 shelves.held_bytes += lines * LINE;
                 match shelves.free.binary_search_by_key(&lines, |(size, _)| *size) {
                     Ok(at) => shelves.free[at].1.push(storage),
@@ -188,7 +218,7 @@ impl PoolInner {
 pub struct BufferPool(Arc<PoolInner>);
 
 impl BufferPool {
-    /// A pool that keeps at most `cap_bytes` of free buffers.
+    /// A pool that keeps at most `cap_bytes` of free memory.
     pub fn new(cap_bytes: usize) -> Self {
         Self(Arc::new(PoolInner { shelves: Mutex::default(), cap_bytes }))
     }
@@ -254,7 +284,7 @@ impl BufferPool {
         shelves.runs += 1;
         let run = shelves.runs;
         shelves.recording = Some(Recording::Written { run, lifetimes: Vec::new(), clock: 0 });
-        Some(Run(self))
+        Some(Run { pool: self, number: run })
     }
 
     /// Takes the allocations of a run from now on out of the blocks where they are laid out; `None`
@@ -264,32 +294,32 @@ impl BufferPool {
         if shelves.recording.is_some() {
             return None;
         }
-        let mut outgrown = Vec::new();
+        let (mut outgrown, mut grown) = (Vec::new(), false);
         for (at, lines) in layout.blocks().iter().enumerate() {
             match shelves.blocks.get_mut(at) {
-                None => shelves.blocks.push(Block { lines: *lines, free: None, held: false }),
+                None => {
+                    shelves.blocks.push(Block { lines: *lines, free: None, held: false });
+                    grown = true;
+                }
                 Some(block) if block.lines < *lines => {
                     block.lines = *lines;
                     outgrown.extend(block.free.take());
+                    grown = true;
                 }
                 Some(_) => {}
             }
         }
         let lines: usize = outgrown.iter().map(|s| s.lines()).sum();
         shelves.owned_bytes -= lines * LINE;
-        shelves.recording = Some(Recording::LaidOut { layout: Arc::clone(layout), next: 0 });
+        shelves.free_block_bytes -= lines * LINE;
+        // Those who took what lies on the shelves take blocks from now on.
+        let shelved = if grown { shelves.clear() } else { Vec::new() };
+        shelves.runs += 1;
+        let run = shelves.runs;
+        shelves.recording = Some(Recording::LaidOut { run, layout: Arc::clone(layout), next: 0 });
         drop(shelves);
-        Some(Run(self))
-    }
-
-    /// Frees what lies on the shelves: those who ask for it are laid out from now on.
-    fn clear(&self) {
-        let mut shelves = self.0.shelves();
-        shelves.owned_bytes -= shelves.held_bytes;
-        shelves.held_bytes = 0;
-        let free = std::mem::take(&mut shelves.free);
-        drop(shelves);
-        drop(free);
+        drop((outgrown, shelved));
+        Some(Run { pool: self, number: run })
     }
 
     /// Bytes of the blocks that the buffers of repeated runs take turns in.
@@ -311,34 +341,39 @@ impl BufferPool {
     /// Bytes that lie free in the pool.
     pub fn held_bytes(&self) -> usize {
         let shelves = self.0.shelves();
-        let blocks = shelves.blocks.iter().filter_map(|b| b.free.as_ref());
-        shelves.held_bytes + blocks.map(|s| s.lines() * LINE).sum::<usize>()
+        shelves.held_bytes + shelves.free_block_bytes
     }
 }
 
 /// The allocations of a run, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Run<'a>(&'a BufferPool);
+pub(crate) struct Run<'a> {
+    pool: &'a BufferPool,
+    number: u64,
+}
 
 impl Run<'_> {
-    /// Ends it. If it was written down, says how its buffers are to be laid out; what lies on the
-    /// shelves is freed then. `None` also if there were too many.
+    /// Ends it. If it was written down, says how its buffers are to be laid out: not at all if they
+    /// were too many.
     pub(crate) fn finish(self) -> Option<Layout> {
-        let lifetimes = match self.0.0.shelves().recording.take()? {
-            Recording::Written { lifetimes, .. } => lifetimes,
-            Recording::LaidOut { .. } => return None,
-        };
-        if lifetimes.len() > MOST_LAID_OUT {
-            return None;
+        match self.end()? {
+            Recording::Written { lifetimes, .. } if lifetimes.len() < MOST_LAID_OUT => {
+                Some(Layout::new(&lifetimes))
+            }
+            Recording::Written { .. } => Some(Layout::default()),
+            Recording::LaidOut { .. } => None,
         }
-        self.0.clear();
-        Some(Layout::new(&lifetimes))
+    }
+
+    /// What is written down of this run, and of no other.
+    fn end(&self) -> Option<Recording> {
+        self.pool.0.shelves().recording.take_if(|r| r.run() == self.number)
     }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        self.0.0.shelves().recording = None;
+        drop(self.end());
     }
 }
 
@@ -391,7 +426,8 @@ mod tests {
         assert!(pool.record().is_none(), "one at a time");
         let kept = run(&pool, &sizes);
         let layout = Arc::new(recording.finish().unwrap());
-        assert_eq!(pool.owned_bytes(), 128, "only what is kept");
+        drop(pool.lay_out(&layout).unwrap());
+        assert_eq!(pool.owned_bytes(), 128, "the shelves make room for blocks");
         for _ in 0..3 {
             let laid_out = pool.lay_out(&layout).unwrap();
             drop(run(&pool, &sizes));
