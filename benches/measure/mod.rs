@@ -1,69 +1,22 @@
 //! Peak, inputs and clock of the kernel benches.
 
-use brigade::kernels::Isa;
-use std::hint::black_box;
+use brigade::kernels::{Isa, fma_burst};
 use std::time::Instant;
 
 /// Rounds of a burst of multiply-adds: about a tenth of a millisecond, so that it sees the same
 /// clock frequency and the same neighbours as the call beside it.
 const BURST: usize = 20_000;
 
-/// Seconds and operations of a loop of independent multiply-adds in registers; `None` where the
-/// CPU's vector instructions are not known here.
-fn burst() -> Option<(f64, f64)> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::*;
-        #[target_feature(enable = "avx2,fma")]
-        fn burn(rounds: usize) -> f32 {
-            let (x, y) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(1e-3)));
-            let mut acc = [_mm256_set1_ps(1.0); 12];
-            for _ in 0..rounds {
-                for a in &mut acc {
-                    *a = _mm256_fmadd_ps(*a, x, y);
-                }
-            }
-            let mut sum = acc[0];
-            for a in &acc[1..] {
-                sum = _mm256_add_ps(sum, *a);
-            }
-            _mm256_cvtss_f32(sum)
-        }
-        #[target_feature(enable = "avx512f")]
-        fn burn_wide(rounds: usize) -> f32 {
-            let (x, y) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
-            let mut acc = [_mm512_set1_ps(1.0); 12];
-            for _ in 0..rounds {
-                for a in &mut acc {
-                    *a = _mm512_fmadd_ps(*a, x, y);
-                }
-            }
-            let mut sum = acc[0];
-            for a in &acc[1..] {
-                sum = _mm512_add_ps(sum, *a);
-            }
-            _mm512_cvtss_f32(sum)
-        }
-        let isa = Isa::best().name();
-        if isa == "avx2" {
-            let start = Instant::now();
-            // SAFETY: the CPU has AVX2 and FMA, or the Isa would have another name.
-            black_box(unsafe { burn(BURST) });
-            return Some((start.elapsed().as_secs_f64(), BURST as f64 * 12.0 * 16.0));
-        }
-        if isa.starts_with("avx512") {
-            let start = Instant::now();
-            // SAFETY: the CPU has AVX-512 F, or the Isa would have another name.
-            black_box(unsafe { burn_wide(BURST) });
-            return Some((start.elapsed().as_secs_f64(), BURST as f64 * 12.0 * 32.0));
-        }
-    }
-    None
+/// Seconds and operations of a loop of independent multiply-adds in registers.
+fn burst() -> (f64, f64) {
+    let start = Instant::now();
+    let flops = fma_burst(Isa::best(), BURST);
+    (start.elapsed().as_secs_f64(), flops)
 }
 
 /// GFLOP/s of a loop of independent multiply-adds in registers.
 pub(crate) fn fma_peak() -> f64 {
-    let rates = (0..200).filter_map(|_| burst()).map(|(seconds, flops)| flops / seconds);
+    let rates = (0..200).map(|_| burst()).map(|(seconds, flops)| flops / seconds);
     rates.fold(f64::NAN, f64::max) / 1e9
 }
 
@@ -103,7 +56,8 @@ pub(crate) fn time(flops: f64, mut f: impl FnMut()) -> Timing {
     let (mut seconds, mut shares) = (Vec::new(), Vec::new());
     let begin = Instant::now();
     while seconds.len() < 15 || (begin.elapsed().as_secs_f64() < 0.4 && seconds.len() < 2000) {
-        let peak = burst().map_or(f64::NAN, |(seconds, flops)| flops / seconds);
+        let (took, computed) = burst();
+        let peak = computed / took;
         let start = Instant::now();
         for _ in 0..calls {
             f();

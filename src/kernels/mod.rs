@@ -45,7 +45,7 @@ pub use error::KernelError;
 pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};
 pub use isa::Isa;
 pub use parallel::{Parallel, Serial, split_range};
-pub use peak::{fma_gflops, read_gb_per_s};
+pub use peak::{fma_burst, fma_gflops, read_gb_per_s};
 pub use pool::{
     AveragePool, PoolKind, average_pool2d, global_average_pool, global_max_pool, max_pool2d,
     pool_nd,

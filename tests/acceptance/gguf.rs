@@ -6,6 +6,8 @@ use brigade::WeightCache;
 use brigade::import::{GgufFile, GgufType, Limits};
 use sha2::{Digest, Sha256};
 
+#[cfg(target_os = "linux")]
+use super::mapped::resident;
 use super::models;
 
 fn reference(folder: &Path) -> serde_json::Value {
@@ -91,25 +93,6 @@ fn every_tensor_of_a_real_gguf_loads_and_sums_up_to_its_reference() {
     let stats = cache.stats();
     assert_eq!((stats.files, stats.parses), (1, 1));
     assert_eq!(stats.bytes, 2 * stored);
-}
-
-/// Bytes of a mapped file that are in memory for this process.
-#[cfg(target_os = "linux")]
-fn resident(path: &Path) -> usize {
-    let path = path.canonicalize().unwrap();
-    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut here, mut sum, mut maps) = (false, 0, 0);
-    for line in text.lines() {
-        let is_map = line.split(' ').next().is_some_and(|w| w.contains('-') && !w.ends_with(':'));
-        if is_map {
-            here = line.ends_with(path.to_str().unwrap());
-            maps += usize::from(here);
-        } else if here && let Some(kib) = line.strip_prefix("Rss:") {
-            sum += kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024;
-        }
-    }
-    assert!(maps > 0, "the file is not mapped");
-    sum
 }
 
 /// Of a file of 250 MB what stands in front of the tensors (the vocabulary, for the most part) and the

@@ -8,6 +8,9 @@ mod cases;
 mod cuts;
 mod gemma;
 mod gguf;
+#[cfg(target_os = "linux")]
+#[path = "../weights/mapped.rs"]
+mod mapped;
 mod models;
 mod ocr;
 mod synthetic;

@@ -3,5 +3,7 @@
 
 mod formats;
 mod malformed;
+#[cfg(target_os = "linux")]
+mod mapped;
 mod packed;
 mod resident;

@@ -7,6 +7,9 @@ use std::path::Path;
 use brigade::ops::builder::GraphBuilder;
 use brigade::{DType, HeteroExecutable, Pipeline, Tensor, WeightCache, WeightRef};
 
+#[cfg(target_os = "linux")]
+use super::mapped::resident;
+
 const TENSORS: usize = 250;
 const MIB: usize = 1 << 20;
 
@@ -30,27 +33,6 @@ fn large_safetensors(path: &Path) {
     use std::io::{Seek, SeekFrom};
     file.seek(SeekFrom::End(0)).unwrap();
     file.write_all(&7.5_f32.to_le_bytes()).unwrap();
-}
-
-/// Bytes of a mapped file that are in memory for this process.
-#[cfg(target_os = "linux")]
-fn resident(path: &Path) -> usize {
-    let path = path.canonicalize().unwrap();
-    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let mut here = false;
-    let mut sum = 0;
-    let mut maps = 0;
-    for line in text.lines() {
-        let is_map = line.split(' ').next().is_some_and(|w| w.contains('-') && !w.ends_with(':'));
-        if is_map {
-            here = line.ends_with(path.to_str().unwrap());
-            maps += usize::from(here);
-        } else if here && let Some(kib) = line.strip_prefix("Rss:") {
-            sum += kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024;
-        }
-    }
-    assert!(maps > 0, "the file is not mapped");
-    sum
 }
 
 #[cfg(target_os = "linux")]
