@@ -71,14 +71,16 @@ impl Registry {
     pub fn device(&self, id: &DeviceId) -> Result<Arc<dyn Device>> {
         let device = match self.added.get(id) {
             Some(device) => Arc::clone(device),
-            None => match FAMILIES.iter().find(|f| f.kind == id.kind()) {
+            None => match FAMILIES.iter().find(|f| f.kind == id.kind() && id.worker().is_none()) {
                 Some(family) => (family.open)(id.number(), &self.ops)?,
                 None => {
                     let kinds: Vec<String> =
                         self.devices().iter().map(ToString::to_string).collect();
                     let mut help =
                         format!("there are {} (and `cpu` with any other number)", kinds.join(", "));
-                    if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind()) {
+                    if let Some(worker) = id.worker() {
+                        help += &format!("; no worker `{worker}` with it is connected");
+                    } else if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind()) {
                         help += &format!("; `{kind}` needs a build with `--features {feature}`");
                     }
                     return Err(err!(Device, "there is no device `{id}`").with_help(help));
