@@ -130,6 +130,7 @@ impl Hub {
             address: address.to_owned(),
             life: Life::Broken { since: now, why: "it was not reached yet".to_owned() },
             link: None,
+            incarnation: 0,
             generation: 0,
             dialling: false,
             offers: Vec::new(),
@@ -220,6 +221,7 @@ impl Hub {
                 spec: bytes,
                 device: device.clone(),
                 worker,
+                incarnation: 0,
                 epoch: 0,
                 phase: Phase::Compiled,
                 adrift: false,
@@ -254,9 +256,11 @@ impl Hub {
     /// Sends a stage to a worker under a new epoch and waits until it is compiled there.
     pub(super) fn place(&self, stage: u64, worker: usize) -> Result<()> {
         let mut state = self.state();
+        let incarnation = state.workers[worker].incarnation;
         let Some(s) = state.stages.get_mut(&stage) else { bail!(Stopped, "the stage was ended") };
         s.epoch += 1;
         s.worker = worker;
+        s.incarnation = incarnation;
         s.phase = Phase::Shipping { heard: Instant::now() };
         let (epoch, spec) = (s.epoch, Arc::clone(&s.spec));
         let Some(link) = state.link_of(stage).cloned() else {

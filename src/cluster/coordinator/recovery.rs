@@ -68,7 +68,7 @@ impl Hub {
                         tell(&link, &Message::Ping { token });
                     }
                 }
-                Life::Broken { why, .. } if w.generation > 0 && silent > lease => {
+                Life::Broken { why, .. } if !w.offers.is_empty() && silent > lease => {
                     let why = format!("its link broke ({why}) and did not come back for {silent:.1?}");
                     self.lose(&mut state, at, &why);
                 }
@@ -146,7 +146,7 @@ impl Hub {
         let w = &mut state.workers[at];
         w.dialling = false;
         match connected {
-            Ok(link) if closed => link.close(),
+            Ok(link) if closed || w.generation != generation => link.close(),
             Ok(link) => {
                 let open = Message::Open {
                     protocol: PROTOCOL,
@@ -156,10 +156,8 @@ impl Hub {
                 };
                 tell(&link, &open);
                 w.link = Some(link);
-                // From here on its silence counts.
-                if !matches!(w.life, Life::Lost { .. }) {
-                    w.dialling = true;
-                }
+                // Until it answers, or the link breaks.
+                w.dialling = true;
             }
             Err(error) => self.undialled(&mut state, at, first, &error),
         }
@@ -222,6 +220,7 @@ impl Hub {
         w.pinged = None;
         if !resumed {
             // The process is another one, with a clock of its own.
+            w.incarnation += 1;
             w.clock = None;
             w.unreleased.clear();
         }
@@ -234,8 +233,16 @@ impl Hub {
             state.resumed += 1;
         }
         let State { stages, firings, workers, .. } = &mut *state;
+        if let (Life::Lost { .. }, true, Some(link)) = (&before, resumed, &workers[at].link) {
+            // What it still has was placed elsewhere meanwhile.
+            for (stage, _) in stages.iter().filter(|(_, s)| s.worker != at) {
+                tell(link, &Message::Drop { stage: *stage });
+            }
+        }
         let mut again = Vec::new();
-        for (number, s) in stages.iter().filter(|(_, s)| s.worker == at && !s.adrift) {
+        let shipping = |p: &Phase| matches!(p, Phase::Shipping { .. });
+        let here = |s: &super::state::StageState| s.worker == at && (!s.adrift || shipping(&s.phase));
+        for (number, s) in stages.iter().filter(|(_, s)| here(s)) {
             again.push(*number);
             if let (Phase::Shipping { .. }, Some(link)) = (&s.phase, &workers[at].link)
                 && let Ok(head) = (Message::Ship { stage: *number, epoch: s.epoch }).encode()
@@ -283,6 +290,7 @@ impl Hub {
         }
         w.life = Life::Lost { since: Instant::now(), why: why.to_owned() };
         w.generation += 1;
+        w.dialling = false;
         w.pinged = None;
         if let Some(link) = w.link.take() {
             link.close();
@@ -410,8 +418,11 @@ impl Hub {
         let mut state = self.state();
         let mut took = 0.0_f64;
         for number in placed {
-            if let Some(s) = state.stages.get_mut(number)
+            let State { stages, workers, .. } = &mut *state;
+            if let Some(s) = stages.get_mut(number)
                 && matches!(s.phase, Phase::Compiled)
+                && workers[s.worker].incarnation == s.incarnation
+                && !matches!(workers[s.worker].life, Life::Lost { .. })
             {
                 s.phase = Phase::Ready;
                 s.adrift = false;
@@ -490,6 +501,7 @@ impl Hub {
                 address: address.clone(),
                 life: Life::Broken { since: now, why: "it was not reached yet".to_owned() },
                 link: None,
+                incarnation: 0,
                 generation: 1,
                 dialling: true,
                 offers: Vec::new(),

@@ -52,13 +52,14 @@ impl Hub {
         let epoch = producer.epoch;
         let at = producer.worker;
         // What this process's own worker makes or reads goes through the coordinator.
-        let reached = |w: &usize| *w != at && !state.workers[*w].here && state.workers[*w].is_up();
+        let lost = |w: usize| matches!(state.workers[w].life, Life::Lost { .. });
+        let reached = |w: &usize| *w != at && !state.workers[*w].here && !lost(*w);
         let readers = producer.routes.get(&output).into_iter().flatten();
         let mut places: Vec<usize> =
             readers.filter_map(|r| state.stages.get(r)).map(|s| s.worker).filter(reached).collect();
         places.sort_unstable();
         places.dedup();
-        if state.workers[at].here || !state.workers[at].is_up() {
+        if state.workers[at].here || lost(at) {
             return Ok(());
         }
         let to: Vec<(String, String)> = places

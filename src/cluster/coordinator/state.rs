@@ -39,6 +39,8 @@ pub(super) struct WorkerState {
     pub(super) address: String,
     pub(super) life: Life,
     pub(super) link: Option<Link>,
+    /// How many processes answered at its address: stages are those of one.
+    pub(super) incarnation: u64,
     /// How many links there were: what an old one says does not count.
     pub(super) generation: u64,
     pub(super) dialling: bool,
@@ -86,6 +88,8 @@ pub(super) struct StageState {
     /// The device that was asked for.
     pub(super) device: DeviceId,
     pub(super) worker: usize,
+    /// Which process of that worker it was shipped to.
+    pub(super) incarnation: u64,
     pub(super) epoch: u32,
     pub(super) phase: Phase,
     /// Its worker is lost, and it is not placed again yet.
