@@ -180,6 +180,16 @@ impl Hub {
         out
     }
 
+    pub(super) fn first_devices(&self) -> Vec<DeviceId> {
+        let state = self.state();
+        let workers = state.workers.iter().filter(|w| !w.here);
+        let first = |w: &WorkerState| {
+            let device = w.offers.first()?.device.parse::<DeviceId>().ok()?;
+            device.at(&w.name).ok()
+        };
+        workers.filter_map(first).collect()
+    }
+
     pub(super) fn probe(&self, id: &DeviceId) -> Result<DeviceInfo, String> {
         let state = self.state();
         let worker = state.workers.iter().find(|w| Some(w.name.as_str()) == id.worker());

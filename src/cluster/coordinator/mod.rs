@@ -199,6 +199,11 @@ impl Cluster {
         self.registry.devices().into_iter().filter(|d| d.worker().is_some()).collect()
     }
 
+    /// The first device that each worker offers, in the order the workers were given.
+    pub fn first_devices(&self) -> Vec<DeviceId> {
+        self.hub.first_devices()
+    }
+
     /// What the workers and their stages have done, and what was lost and placed again.
     pub fn stats(&self) -> ClusterStats {
         self.hub.stats()

@@ -3,25 +3,17 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use brigade_actors::transport::{Accept, Bytes, Frame, Incoming, LinkError};
+use brigade_actors::transport::{Accept, Frame, Incoming, LinkError};
 
 use super::StageTimes;
 use super::hub::{Hub, TIMES_KEPT, tell};
 use super::state::{Clock, Firing, Input, Phase, State};
+use crate::cluster::payload::Payload;
 use crate::cluster::message::{Feed, FiringKey, Form, Message, OutputKey, buffer_for};
 use crate::device::Delivery;
 use crate::error::{Error, Result, err};
 use crate::graph::Fact;
 use crate::tensor::{Buffer, Value};
-
-/// The bytes of a tensor, sent as they lie.
-pub(crate) struct Payload(pub(crate) Buffer);
-
-impl Bytes for Payload {
-    fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
 
 /// What outputs that nobody waits for may have at most; they are dropped as they come.
 const STRAY_BYTES: u64 = 1 << 30;
