@@ -8,10 +8,15 @@
 
 #![forbid(unsafe_code)]
 
+mod coordinator;
 mod message;
 mod spec;
 mod worker;
 
+pub use coordinator::{
+    Cluster, ClusterOptions, ClusterStats, Loss, OnLoss, StageReport, StageTimes, WorkerReport,
+    link_error,
+};
 pub use message::fuzz_messages;
 pub use spec::{MAX_SPEC_BYTES, StageSpec};
 pub use worker::{Datapath, Serving, Worker, WorkerStats};

@@ -33,6 +33,8 @@ pub use npz::{read_npz, write_npz};
 #[cfg(feature = "cli")]
 pub(crate) use safetensors::MAX_HEADER as MAX_SAFETENSORS_HEADER;
 pub use safetensors::{SafetensorsFile, SafetensorsTensor, fuzz_safetensors};
+#[cfg(feature = "cluster")]
+pub(crate) use weights::sha256;
 pub use weights::{
     SCHEMES as WEIGHT_SCHEMES, StoredWeight, WeightCache, WeightProgress, WeightRef, WeightRequest,
     WeightScheme, WeightSchemes, WeightStats, WeightType, WeightUri,
