@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         worker = worker.quota(quota);
     }
     let serving = worker.serve(transport, &args.listen)?;
-    let address = serving.address();
+    let address = serving.address().to_owned();
     // On a line of its own, at once, so that whoever started it can read the port.
     write_all(format!("listening on {address}\n").as_bytes())?;
     runtime.block_on(ended()).map_err(|e| err!(Device, "signals cannot be waited for").with_source(e))?;

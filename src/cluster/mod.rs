@@ -25,4 +25,4 @@ pub use group::{
 };
 pub use message::fuzz_messages;
 pub use spec::{MAX_SPEC_BYTES, StageSpec};
-pub use worker::{Datapath, Serving, Worker, WorkerStats};
+pub use worker::{Datapath, Serving, Worker, WorkerStage, WorkerStats};

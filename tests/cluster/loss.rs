@@ -15,7 +15,7 @@ fn streamed(
     cluster: &Cluster,
     items: &[Tensor],
     mut strike: impl FnMut(&mut Site),
-) -> Vec<brigade::Result<Vec<Value>>> {
+) -> (Pipeline, Vec<brigade::Result<Vec<Value>>>) {
     let pipeline = Pipeline::builder(mlp(6, 32))
         .registry(cluster.registry().clone())
         .stages(3, &["w1/cpu", "w2/cpu", "w3/cpu"])
@@ -30,7 +30,7 @@ fn streamed(
             strike(site);
         }
     }
-    out
+    (pipeline, out)
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_lost_worker_costs_no_result_whichever_stage_it_had() {
         let names: &[&str] = if spare { &["w1", "w2", "w3", "w4"] } else { &["w1", "w2", "w3"] };
         let mut site = Site::new(kind, names);
         let cluster = site.connect(ClusterOptions::new().lease(LEASE));
-        let outputs = streamed(&mut site, &cluster, &items, |site| site.end(lost));
+        let (_pipeline, outputs) = streamed(&mut site, &cluster, &items, |site| site.end(lost));
         assert_eq!(outputs.len(), items.len());
         for (n, (made, wanted)) in outputs.into_iter().zip(&expected).enumerate() {
             assert_eq!(&made.unwrap(), wanted, "{kind} {lost}: item {n}");
@@ -71,7 +71,7 @@ fn without_any_worker_left_stages_run_here_or_items_fail_by_name() {
     let expected = expected(&mlp(6, 32), 3, &items);
     let mut site = Site::new("grpc", &["w1", "w2", "w3"]);
     let cluster = site.connect(ClusterOptions::new().lease(LEASE));
-    let outputs = streamed(&mut site, &cluster, &items, |site| {
+    let (_pipeline, outputs) = streamed(&mut site, &cluster, &items, |site| {
         for name in ["w1", "w2", "w3"] {
             site.end(name);
         }
@@ -88,7 +88,7 @@ fn without_any_worker_left_stages_run_here_or_items_fail_by_name() {
         let fails = AtomicBool::new(false);
         let mut site = Site::new("grpc", &["w1", "w2", "w3"]);
         let cluster = site.connect(options.clone());
-        let outputs = streamed(&mut site, &cluster, &items, |site| {
+        let (_pipeline, outputs) = streamed(&mut site, &cluster, &items, |site| {
             site.end("w2");
             site.end("w1");
             site.end("w3");
@@ -115,7 +115,7 @@ fn a_worker_that_comes_back_is_used_again() {
     let items: Vec<Tensor> = (0..60).map(|i| item(i, 32)).collect();
     let mut site = Site::new("local", &["w1", "w2", "w3"]);
     let cluster = site.connect(ClusterOptions::new().lease(LEASE).in_this_process(false));
-    let outputs = streamed(&mut site, &cluster, &items, |site| {
+    let (_pipeline, outputs) = streamed(&mut site, &cluster, &items, |site| {
         site.end("w2");
         let transport = Arc::clone(&site.transport);
         let again = Worker::new("w2").serve(transport, "w2").unwrap();

@@ -1,7 +1,7 @@
 //! A pipeline over workers gives what the local one gives.
 
 use brigade::cluster::{ClusterOptions, OnLoss};
-use brigade::ops::builder::GraphBuilder;
+use brigade::graph::{Dim, Fact};
 use brigade::{DType, ErrorKind, Pipeline, Tensor};
 
 use super::*;
@@ -37,7 +37,7 @@ fn stages_on_workers_equal_local_ones_to_the_bit_and_tensors_pass_from_worker_to
         for name in ["w1", "w2", "w3"] {
             eventually("a worker is empty", Duration::from_secs(5), || {
                 let stats = site.worker(name).stats();
-                stats.stages == 0 && stats.held_bytes == 0
+                stats.stages == 0 && stats.bytes_held == 0
             });
         }
         assert_eq!(cluster.stats().held, 0);
@@ -80,13 +80,14 @@ fn local_and_remote_stages_mix_and_two_may_share_a_worker() {
 
 #[test]
 fn an_item_that_fails_on_a_worker_is_one_error_and_the_rest_goes_on() {
-    let mut g = GraphBuilder::new("pick");
-    let x = g.input("x", DType::F32, ["N".into()]).unwrap();
-    let i = g.input("i", DType::I64, [1.into()]).unwrap();
-    let y = g.relu(x).unwrap();
-    let y = g.gather(y, i, 0).unwrap();
-    let y = g.tanh(y).unwrap();
-    let graph = g.finish([("y", y)]).unwrap();
+    let mut graph = Graph::new("pick");
+    let x = graph.add_input("x", Fact::new(DType::F32, [Dim::symbol("N")])).unwrap();
+    let i = graph.add_input("i", Fact::new(DType::I64, [Dim::fixed(1)])).unwrap();
+    let [h, p, y] = ["h", "p", "y"].map(|n| graph.add_value(n, Fact::unknown()).unwrap());
+    graph.add_node("relu", "Relu", [Some(x)], [Some(h)]);
+    graph.add_node("gather", "Gather", [Some(h), Some(i)], [Some(p)]);
+    graph.add_node("tanh", "Tanh", [Some(p)], [Some(y)]);
+    graph.set_outputs([y]);
     let site = Site::new("grpc", &["a", "b"]);
     let cluster = site.connect(ClusterOptions::new());
     let pipeline = Pipeline::builder(graph)

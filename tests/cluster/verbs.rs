@@ -17,7 +17,7 @@ fn spec(uri: &str) -> StageSpec {
     let w = g.param("w", DType::F32, &[2, 2]).unwrap();
     let y = g.matmul(x, w).unwrap();
     let z = g.relu(y).unwrap();
-    StageSpec::new(g.finish([("y", y), ("x", z)]).unwrap()).weight("w", uri)
+    StageSpec::new(g.finish([("y", y), ("z", z)]).unwrap()).weight("w", uri)
 }
 
 fn folder() -> tempfile::TempDir {

@@ -142,7 +142,7 @@ impl ClusterOptions {
 /// let transport = (local.open)(&TransportOptions::new()).map_err(brigade::cluster::link_error)?;
 /// let worker = Worker::new("w1").serve(Arc::clone(&transport), "worker-1")?;
 ///
-/// let workers = [("w1".to_owned(), worker.address())];
+/// let workers = [("w1".to_owned(), worker.address().to_owned())];
 /// let cluster = Cluster::connect(transport, &workers, &Registry::default(), ClusterOptions::new())?;
 /// let mut g = GraphBuilder::new("g");
 /// let x = g.input("x", DType::F32, ["N".into()])?;
@@ -182,7 +182,7 @@ impl Cluster {
         }
         recovery::watch(&hub)?;
         hub.await_workers()?;
-        let mut registry = registry.clone();
+        let mut registry = registry.clone().with_device_source(device::source(&hub));
         for device in device::offered(&hub) {
             registry = registry.with_device(device);
         }

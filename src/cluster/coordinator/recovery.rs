@@ -378,7 +378,7 @@ impl Hub {
             let state = self.state();
             let Some(stage) = state.stages.get(&number) else { return Ok(()) };
             let stages = |w: usize| state.stages.values().filter(|s| s.worker == w && !s.adrift).count();
-            let fits = |w: &WorkerState| w.is_up() && !w.draining && !w.here && w.offers(&stage.device);
+            let fits = |w: &WorkerState| w.is_up() && !w.draining && !w.here && w.offer(&stage.device).is_some();
             let mut all: Vec<usize> =
                 (0..state.workers.len()).filter(|w| fits(&state.workers[*w])).collect();
             all.sort_by_key(|w| stages(*w));
@@ -492,7 +492,7 @@ impl Hub {
             .registry(self.registry.clone())
             .weights(weights)
             .serve(Arc::clone(&local), &name)?;
-        let address = serving.address();
+        let address = serving.address().to_owned();
         let at = {
             let mut state = self.state();
             let now = Instant::now();

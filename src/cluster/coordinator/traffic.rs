@@ -271,7 +271,10 @@ impl Hub {
     pub(super) fn send_firing(&self, state: &mut State, number: u64) {
         let Some(firing) = state.firings.get(&number) else { return };
         let Some(stage) = state.stages.get(&firing.stage) else { return };
-        let (Phase::Ready, Some(link)) = (&stage.phase, state.link_of(firing.stage)) else { return };
+        if stage.adrift || !matches!(stage.phase, Phase::Ready) {
+            return;
+        }
+        let Some(link) = state.link_of(firing.stage) else { return };
         let of = FiringKey { stage: firing.stage, firing: number };
         let mut feeds = Vec::with_capacity(firing.inputs.len());
         let mut values: Vec<Option<&Value>> = Vec::with_capacity(firing.inputs.len());
