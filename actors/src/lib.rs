@@ -119,6 +119,8 @@ mod ticket;
 mod timeline;
 mod topology;
 mod trace;
+#[cfg(not(any(loom, shuttle)))]
+pub mod transport;
 mod watch;
 mod weight;
 mod window;
