@@ -3,6 +3,8 @@
 use super::activations::{Activations, Row};
 use super::layout::{Block, Code, LANES};
 use super::{BlockMatrix, pack, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Pairs, avx512::Fours, products};
 use crate::kernels::error::{check_len, checked_product};
 use crate::kernels::gemm::block::{Block as Product, Left, Panels, Right};
 use crate::kernels::gemm::kernel::Kernel;
@@ -214,11 +216,16 @@ impl PackedBlocks {
                 let mut sums = [[0.0; LANES]; ROWS];
                 match self.isa.kind() {
                     Kind::Scalar => scalar::group(self.code, weights, &all[..count], &mut sums),
+                    // SAFETY: the CPU has VNNI, and with it all of AVX-512 that is asked for; the
+                    // weights are whole blocks, and the rows were rounded for them.
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: every other instruction set includes AVX2, FMA and F16C; the weights are
-                    // whole blocks, and the rows were rounded for them.
+                    _ if self.isa.has_vnni() => unsafe {
+                        products::group::<Fours>(self.code, weights, &all[..count], &mut sums);
+                    },
+                    // SAFETY: as above; every other instruction set includes AVX2, FMA and F16C.
+                    #[cfg(target_arch = "x86_64")]
                     _ => unsafe {
-                        super::avx2::group(self.code, weights, &all[..count], &mut sums);
+                        products::group::<Pairs>(self.code, weights, &all[..count], &mut sums);
                     },
                 }
                 for (r, sums) in sums[..count].iter().enumerate() {
