@@ -28,7 +28,7 @@ fn graph(folder: &Path) -> (Graph, Vec<WeightRef>) {
         let file = folder.join(format!("{name}.npy"));
         brigade::import::write_npy(&file, &Tensor::new([WIDTH, WIDTH], data).unwrap()).unwrap();
         weights.push(WeightRef::new(name.clone(), format!("npy://{name}.npy")));
-        let w = g.param(name, DType::F32, &[WIDTH, WIDTH]).unwrap();
+        let w = g.param(&name, DType::F32, &[WIDTH, WIDTH]).unwrap();
         x = g.matmul(x, w).unwrap();
         x = g.tanh(x).unwrap();
     }
