@@ -12,9 +12,10 @@ use brigade_actors::transport::{Accept, Incoming, LinkError};
 use super::inbound::Nothing;
 use super::lock;
 use super::outlet::{Outlet, Parcel, Sent};
-use super::serving::{count, link_error};
+use super::serving::count;
 use super::session::Session;
 use super::store::Held;
+use crate::cluster::coordinator::link_error;
 use crate::cluster::message::{Message, OutputKey};
 use crate::error::{Error, Result, err};
 

@@ -14,9 +14,10 @@ use super::lanes::Lanes;
 use super::quota::Ledger;
 use super::session::Session;
 use super::{Offered, QUOTA, Worker, lock};
+use crate::cluster::coordinator::link_error;
 use crate::cluster::message::{Message, SessionId};
-use crate::device::{Device, DeviceId};
-use crate::error::{Error, ErrorKind, Result, err};
+use crate::device::DeviceId;
+use crate::error::{Result, err};
 use crate::import::WeightCache;
 use crate::registry::Registry;
 
@@ -373,8 +374,8 @@ impl Serving {
     }
 
     /// The address that peers connect to, with the port that was given where 0 was asked for.
-    pub fn address(&self) -> &str {
-        &self.address
+    pub fn address(&self) -> String {
+        self.address.clone()
     }
 
     /// What it has done, and holds now.
@@ -440,18 +441,4 @@ impl Drop for Serving {
             threads = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-}
-
-/// An error of the transport as one of this crate.
-pub(super) fn link_error(error: LinkError) -> Error {
-    let kind = match &error {
-        LinkError::Timeout { .. } => ErrorKind::Deadline,
-        LinkError::TooLong { .. } | LinkError::Full { .. } => ErrorKind::Limit,
-        LinkError::Malformed { .. } | LinkError::Version { .. } => ErrorKind::Format,
-        LinkError::Refused { .. } | LinkError::Security { .. } | LinkError::Address { .. } => {
-            ErrorKind::Usage
-        }
-        _ => ErrorKind::Io,
-    };
-    Error::new(kind, error.to_string())
 }

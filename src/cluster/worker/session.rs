@@ -391,13 +391,17 @@ impl Session {
     fn deliver(&self, of: FiringKey, delivery: Delivery) {
         let Delivery { start_ns, end_ns, give, kept } = delivery;
         for (output, held) in give {
-            match (Message::Output { of, output, form: held.form.clone() }).encode() {
-                Ok(head) => self.send_parcel(Parcel { head, payload: Some(held) }),
-                Err(e) => return self.failed(of, (&e).into()),
-            }
+            self.give(of, output, held);
         }
         match (Message::Done { of, start_ns, end_ns, kept }).encode() {
             Ok(head) => self.send_parcel(Parcel { head, payload: None }),
+            Err(e) => self.failed(of, (&e).into()),
+        }
+    }
+
+    fn give(&self, of: FiringKey, output: u32, held: Held) {
+        match (Message::Output { of, output, form: held.form.clone() }).encode() {
+            Ok(head) => self.send_parcel(Parcel { head, payload: Some(held) }),
             Err(e) => self.failed(of, (&e).into()),
         }
     }
@@ -493,9 +497,12 @@ impl Session {
         Ok(peer)
     }
 
-    /// Hands a kept output over.
+    /// Hands a kept output over: to another worker, or to the coordinator where none is named.
     pub(super) fn hand_over(self: &Arc<Self>, what: OutputKey, to: &(String, String)) {
         let Some((epoch, held)) = self.with_store(|s| s.kept(what)) else { return };
+        if to.0.is_empty() {
+            return self.give(what.of, what.output, held);
+        }
         if to.0 == self.name {
             return;
         }

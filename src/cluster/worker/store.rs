@@ -200,27 +200,23 @@ impl Store {
         self.stages.insert(stage, declared);
     }
 
-    /// A stage is replaced: what it has not computed is forgotten, what it has is kept.
+    /// A stage is replaced: its firings are forgotten, since its coordinator orders again those that
+    /// it needs, under the new epoch. Its routes stay.
     pub(super) fn replace(&mut self, stage: u64) -> Freed {
         self.stages.remove(&stage);
-        self.take_firings(|of, f| of.stage == stage && !matches!(f.phase, Phase::Done(_)))
-    }
-
-    /// A stage has ended: everything of it is forgotten.
-    pub(super) fn drop_stage(&mut self, stage: u64) -> Freed {
-        self.stages.remove(&stage);
-        self.routes.retain(|(s, _), _| *s != stage);
-        self.take_firings(|of, _| of.stage == stage)
-    }
-
-    fn take_firings(&mut self, gone: impl Fn(&FiringKey, &Firing) -> bool) -> Freed {
-        let keys = self.firings.iter().filter(|(of, f)| gone(of, f)).map(|(of, _)| *of);
-        let keys: Vec<FiringKey> = keys.collect();
+        let keys: Vec<FiringKey> =
+            self.firings.keys().filter(|of| of.stage == stage).copied().collect();
         let mut freed = Freed::default();
         for of in keys {
             freed._firings.extend(self.remove(of));
         }
         freed
+    }
+
+    /// A stage has ended: everything of it is forgotten.
+    pub(super) fn drop_stage(&mut self, stage: u64) -> Freed {
+        self.routes.retain(|(s, _), _| *s != stage);
+        self.replace(stage)
     }
 
     fn remove(&mut self, of: FiringKey) -> Option<Firing> {
