@@ -238,7 +238,8 @@ impl Form {
 
 fn extents(shape: &[u64]) -> Result<Vec<usize>> {
     let extent = |n: &u64| {
-        usize::try_from(*n).map_err(|_| err!(Limit, "an extent of {n} is too large for this machine"))
+        usize::try_from(*n)
+            .map_err(|_| err!(Limit, "an extent of {n} is too large for this machine"))
     };
     shape.iter().map(extent).collect()
 }
@@ -269,7 +270,9 @@ impl Written {
         Ok(match value {
             Value::Tensor(t) => Self::Tensor(t.clone()),
             Value::Resident(r) => bail!(Internal, "{} is not on the host", r.describe()),
-            Value::Sequence(all) => Self::Sequence(all.iter().map(Self::of).collect::<Result<_>>()?),
+            Value::Sequence(all) => {
+                Self::Sequence(all.iter().map(Self::of).collect::<Result<_>>()?)
+            }
             Value::Optional(None) => Self::Optional(None),
             Value::Optional(Some(v)) => Self::Optional(Some(Box::new(Self::of(v)?))),
         })
@@ -281,9 +284,9 @@ impl Written {
         }
         Ok(match self {
             Self::Tensor(t) => t.into(),
-            Self::Sequence(all) => Value::Sequence(
-                all.into_iter().map(|v| v.value(depth + 1)).collect::<Result<_>>()?,
-            ),
+            Self::Sequence(all) => {
+                Value::Sequence(all.into_iter().map(|v| v.value(depth + 1)).collect::<Result<_>>()?)
+            }
             Self::Optional(None) => Value::Optional(None),
             Self::Optional(Some(v)) => Value::Optional(Some(Box::new(v.value(depth + 1)?))),
         })

@@ -43,9 +43,8 @@ impl Accept for Ear {
             Message::Output { of, output, form } => {
                 match hub.expected(*of, *output) {
                     Some(fact) => {
-                        form.check(length, &fact).map_err(|e| {
-                            malformed(format!("output {output} of a stage: {e}"))
-                        })?;
+                        form.check(length, &fact)
+                            .map_err(|e| malformed(format!("output {output} of a stage: {e}")))?;
                     }
                     None if length > STRAY_BYTES => {
                         return Err(malformed(format!("{length} bytes that nobody waits for")));
@@ -279,7 +278,9 @@ impl Hub {
     pub(super) fn send_firing(&self, state: &mut State, number: u64) {
         let Some(firing) = state.firings.get(&number) else { return };
         let Some(stage) = state.stages.get(&firing.stage) else { return };
-        let (Phase::Ready, Some(link)) = (&stage.phase, state.link_of(firing.stage)) else { return };
+        let (Phase::Ready, Some(link)) = (&stage.phase, state.link_of(firing.stage)) else {
+            return;
+        };
         let of = FiringKey { stage: firing.stage, firing: number };
         let mut feeds = Vec::with_capacity(firing.inputs.len());
         let mut values: Vec<Option<&Value>> = Vec::with_capacity(firing.inputs.len());

@@ -160,7 +160,8 @@ impl Shared {
 
     /// Whether this peer may ship stages.
     pub(super) fn check_allowed(&self, identity: Option<&str>) -> Result<(), LinkError> {
-        if self.allowed.is_empty() || identity.is_some_and(|i| self.allowed.iter().any(|a| a == i)) {
+        if self.allowed.is_empty() || identity.is_some_and(|i| self.allowed.iter().any(|a| a == i))
+        {
             return Ok(());
         }
         let who = match identity {
@@ -243,8 +244,7 @@ impl Shared {
     }
 
     /// What has to happen by the clock. Gives when there is to be a look again.
-    fn tick(&self) -> Duration {
-        let now = Instant::now();
+    pub(super) fn tick(&self, now: Instant) -> Duration {
         let mut expired = Vec::new();
         lock(&self.sessions).retain(|_, session| {
             let over = session.is_expired(now);
@@ -305,14 +305,14 @@ fn run_clock(shared: &Weak<Shared>, woken: &Receiver<()>) {
     loop {
         let _ = woken.recv_timeout(wait);
         let Some(shared) = shared.upgrade() else { return };
-        wait = shared.tick();
+        wait = shared.tick(Instant::now());
     }
 }
 
 /// A worker that serves, until this is closed or dropped.
 pub struct Serving {
-    shared: Arc<Shared>,
-    listening: Option<Box<dyn Listening>>,
+    pub(super) shared: Arc<Shared>,
+    listening: Mutex<Option<Box<dyn Listening>>>,
     address: String,
 }
 
@@ -365,12 +365,11 @@ impl Serving {
             .spawn(move || run_clock(&clock, &woken))
             .map_err(|e| err!(Limit, "no thread could be started").with_source(e))?;
         let served = Arc::clone(&shared);
-        let on_link = Arc::new(move |link: Link| {
-            Ok(Box::new(Inbound::new(&served, link)?) as Box<_>)
-        });
+        let on_link =
+            Arc::new(move |link: Link| Ok(Box::new(Inbound::new(&served, link)?) as Box<_>));
         let listening = transport.listen(address, on_link).map_err(link_error)?;
         let address = listening.address();
-        Ok(Self { shared, listening: Some(listening), address })
+        Ok(Self { shared, listening: Mutex::new(Some(listening)), address })
     }
 
     /// The address that peers connect to, with the port that was given where 0 was asked for.
@@ -388,7 +387,7 @@ impl Serving {
     /// runs goes on all the while; close or drop it afterwards.
     pub fn drain(&self, within: Duration) -> bool {
         self.shared.draining.store(true, Ordering::Relaxed);
-        if let Some(listening) = &self.listening {
+        if let Some(listening) = &*lock(&self.listening) {
             listening.set_serving(false);
         }
         for session in self.shared.all() {
@@ -420,7 +419,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        if let Some(listening) = self.listening.take() {
+        if let Some(listening) = lock(&self.listening).take() {
             listening.set_serving(false);
             listening.close();
         }

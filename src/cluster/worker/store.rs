@@ -312,9 +312,8 @@ impl Store {
     ) -> Admission {
         let Some(stage) = self.stages.get(&of.stage) else { return Admission::Discard };
         let firing = self.firings.get(&of);
-        let wanted = firing.is_none_or(|f| {
-            matches!(f.phase, Phase::Open) && !f.inputs.contains_key(&port)
-        });
+        let wanted =
+            firing.is_none_or(|f| matches!(f.phase, Phase::Open) && !f.inputs.contains_key(&port));
         if !wanted {
             return Admission::Discard;
         }
@@ -677,7 +676,6 @@ impl Outcome {
         Delivery { start_ns: self.start_ns, end_ns: self.end_ns, give: given, kept }
     }
 }
-
 
 #[cfg(test)]
 mod tests;
