@@ -32,6 +32,9 @@ const INTRODUCTION: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(2);
 const LOOK: Duration = Duration::from_millis(200);
 
+/// The stack of a thread of a session: as that of a program's first thread, since graphs are nested.
+const STACK: usize = 8 << 20;
+
 /// How long the end of a worker waits for its threads: one that is in a kernel finishes that first.
 const END: Duration = Duration::from_secs(5);
 
@@ -145,7 +148,8 @@ impl Shared {
         }
         *lock(&self.threads) += 1;
         let counted = Counted(Arc::clone(self));
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let builder = std::thread::Builder::new().name(name).stack_size(STACK);
+        let thread = builder.spawn(move || {
             let _counted = counted;
             run();
         });
@@ -235,7 +239,16 @@ impl Shared {
         let gone = lock(&self.sessions).remove(&id);
         if let Some(session) = gone {
             session.end();
+            self.forget_files();
             self.gone.notify_all();
+        }
+    }
+
+    /// Weight files are mapped for all sessions; when the last of them has ended, a file that was
+    /// replaced by another is to be read anew.
+    fn forget_files(&self) {
+        if lock(&self.sessions).is_empty() {
+            self.weights.clear();
         }
     }
 
@@ -257,6 +270,7 @@ impl Shared {
             session.end();
         }
         if !expired.is_empty() {
+            self.forget_files();
             self.gone.notify_all();
         }
         let mut late = Vec::new();

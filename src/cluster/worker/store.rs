@@ -481,11 +481,8 @@ impl Store {
         match checked {
             Ok(true) => {}
             Ok(false) => return Fired::Stale,
-            Err(e) => {
-                let error = WireError::from(&e);
-                self.fail(of, error.clone());
-                return Fired::Failed(error);
-            }
+            // Not remembered: the stage may still come.
+            Err(e) => return Fired::Failed(WireError::from(&e)),
         }
         let old = self.firings.entry(of).or_default().order.take();
         self.unregister(of, old.as_ref());

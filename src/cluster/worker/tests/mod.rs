@@ -36,7 +36,11 @@ const LONG: u64 = 60_000;
 const SHORT: u64 = 200;
 
 fn local() -> Arc<dyn Transport> {
-    (transport("local").unwrap().open)(&TransportOptions::new()).unwrap()
+    with(&TransportOptions::new())
+}
+
+fn with(options: &TransportOptions) -> Arc<dyn Transport> {
+    (transport("local").unwrap().open)(options).unwrap()
 }
 
 fn serve(transport: &Arc<dyn Transport>, name: &str) -> Serving {
@@ -104,7 +108,12 @@ impl Incoming for Whole {
 
 impl Script {
     fn dial(transport: &Arc<dyn Transport>, address: &str) -> Self {
-        let (heard, hear) = bounded(1024);
+        Self::dial_hearing(transport, address, 1024)
+    }
+
+    /// Dials; the transport waits where so many messages are heard and not looked at.
+    fn dial_hearing(transport: &Arc<dyn Transport>, address: &str, most: usize) -> Self {
+        let (heard, hear) = bounded(most);
         let (closed, close) = bounded(1);
         let ear = Box::new(Ear { heard, closed });
         let link = transport.connect(address, ear, Instant::now() + PATIENCE).unwrap();
@@ -113,14 +122,17 @@ impl Script {
 
     /// Dials and opens a session, in which the worker has the name that it listens at.
     fn open(transport: &Arc<dyn Transport>, address: &str, session: u8, lease_ms: u64) -> Self {
-        let script = Self::dial(transport, address);
-        script.tell(&Message::Open {
+        Self::dial(transport, address).introduced(address, session, lease_ms)
+    }
+
+    fn introduced(self, address: &str, session: u8, lease_ms: u64) -> Self {
+        self.tell(&Message::Open {
             protocol: PROTOCOL,
             session: id(session),
             name: address.to_owned(),
             lease_ms,
         });
-        script
+        self
     }
 
     fn opened(&self) -> bool {
@@ -131,11 +143,22 @@ impl Script {
     }
 
     fn tell(&self, message: &Message) {
-        self.link.send(Frame::head(message.encode().unwrap())).unwrap();
+        self.tell_with(message, Vec::new());
     }
 
+    /// Sends, as soon as there is room.
     fn tell_with(&self, message: &Message, payload: Vec<u8>) {
-        self.link.send(Frame::new(message.encode().unwrap(), payload)).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let (head, payload) = (message.encode().unwrap(), Arc::new(payload));
+        loop {
+            match self.link.send(Frame::new(head.clone(), Arc::clone(&payload))) {
+                Ok(()) => return,
+                Err(LinkError::Full { .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Err(e) => panic!("{message:?}: {e}"),
+            }
+        }
     }
 
     fn next(&self) -> (Message, Vec<u8>) {

@@ -252,3 +252,30 @@ fn a_worker_that_drains_lets_its_sessions_end() {
             .unwrap()
     );
 }
+
+#[test]
+fn what_a_queue_has_no_room_for_goes_later_and_in_order() {
+    let transport = with(&TransportOptions::new().queue(1, 1 << 20));
+    let (a, b) = (serve(&transport, "a"), serve(&transport, "b"));
+    let to_a = Script::dial_hearing(&transport, "a", 1).introduced("a", 1, LONG);
+    let to_b = Script::open(&transport, "b", 1, LONG);
+    assert!(!to_a.opened() && !to_b.opened());
+    to_a.place(1, &relu());
+    let fact = Fact::new(DType::F32, [crate::graph::Dim::symbol("N")]);
+    to_b.tell(&Message::Expect { ticket: 1, stage: 1, epoch: 1, output: 0, fact });
+    assert_eq!(to_b.settled(1), None);
+    let to = vec![("b".to_owned(), "b".to_owned())];
+    to_a.tell(&Message::Route { ticket: 2, stage: 1, output: 0, to });
+    assert_eq!(to_a.settled(2), None);
+    const FIRINGS: u64 = 60;
+    for n in 0..FIRINGS {
+        to_a.run(of(1, n), &floats(&[n as f32; 64]), &[0]);
+    }
+    until("all are computed", || a.stats().firings == FIRINGS);
+    for n in 0..FIRINGS {
+        assert_eq!(to_a.output(), (of(1, n), 0, floats(&[n as f32; 64])));
+        to_a.done(of(1, n));
+    }
+    until("all went on", || b.stats().tensors_from_peers == FIRINGS);
+    assert_eq!(b.stats().bytes_held, FIRINGS * 256);
+}
