@@ -42,6 +42,10 @@ fn blocks(format: &BlockFormat) -> Vec<u8> {
         for (at, size) in format.fields {
             block[at + size - 1] = 0x2C;
         }
+        if format.name == "MXFP4" {
+            // A power of two: an exponent of its own.
+            block[0] = 120 + block[0] % 8;
+        }
     }
     bytes
 }

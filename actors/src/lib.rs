@@ -55,6 +55,7 @@
 //! # Features
 //!
 //! - `control` (on by default): the control plane on actix, in `control`. Nothing else depends on it.
+//! - `grpc`: links between processes over gRPC with mutual TLS, in [`transport`].
 //! - `affinity`: pinning threads to processor cores, in `affinity`.
 //! - `tracing`: a span per firing and events for restarts, items that are not computed, and stops, for
 //!   a subscriber of the `tracing` crate. [`Trace`] needs no feature.
@@ -125,6 +126,10 @@ mod watch;
 mod weight;
 mod window;
 mod worker;
+
+/// The release that this crate is part of.
+#[cfg(feature = "grpc")]
+pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 #[doc = include_str!("PROTOCOL.md")]
 pub mod protocol {}

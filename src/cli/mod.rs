@@ -3,6 +3,8 @@
 mod bench;
 mod bind;
 mod check;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod completions;
 mod console;
 mod cutter;
@@ -21,6 +23,10 @@ mod results;
 mod run;
 mod table;
 mod weights;
+#[cfg(feature = "cluster")]
+mod worker;
+#[cfg(feature = "cluster")]
+mod workers;
 
 use std::process::ExitCode;
 
@@ -76,6 +82,12 @@ enum Command {
     Devices(devices::Args),
     /// List the operators
     Ops(ops::Args),
+    /// Serve stages of other machines' pipelines
+    #[cfg(feature = "cluster")]
+    Worker(worker::Args),
+    /// Make the certificates of a cluster
+    #[cfg(feature = "cluster")]
+    Cluster(cluster::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }
@@ -101,6 +113,10 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args, &console),
         Command::Devices(args) => devices::run(args, &console),
         Command::Ops(args) => ops::run(args, &console),
+        #[cfg(feature = "cluster")]
+        Command::Worker(args) => worker::run(args, &console),
+        #[cfg(feature = "cluster")]
+        Command::Cluster(args) => cluster::run(args, &console),
         Command::Completions(args) => completions::run(args, &console),
     };
     match result {

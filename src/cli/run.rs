@@ -122,6 +122,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     if args.profile {
         placed.measure_nodes();
     }
+    let placed_workers = placed.connected.clone();
     let split = placed.split()?;
     let plan = placed.report(&split);
     let memory = placed.memory(&split, args.sequential);
@@ -180,6 +181,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         }
         ran
     };
+    placed_workers.tell(console);
     let profile = ran.profile.as_ref().map(|p| ProfileReport::new(p, ran.seconds, actors));
     let profile = profile.transpose()?;
 

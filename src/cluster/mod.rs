@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 mod coordinator;
+mod group;
 mod message;
+mod payload;
 mod spec;
 mod worker;
 
@@ -17,6 +19,10 @@ pub use coordinator::{
     Cluster, ClusterOptions, ClusterStats, Loss, OnLoss, StageReport, StageTimes, WorkerReport,
     link_error,
 };
+pub use group::{
+    Activation, ProcessGroup, Shipped, WINDOW, end_activations, recv_activation, recv_stage,
+    send_activation, serve_stage, serve_stage_loop, serve_stage_uri, ship_stage,
+};
 pub use message::fuzz_messages;
 pub use spec::{MAX_SPEC_BYTES, StageSpec};
-pub use worker::{Datapath, Serving, Worker, WorkerStats};
+pub use worker::{Datapath, Serving, Worker, WorkerStage, WorkerStats};

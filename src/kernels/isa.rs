@@ -90,7 +90,6 @@ impl Isa {
     }
 
     /// Whether dot products of bytes are one instruction.
-    #[cfg(target_arch = "x86_64")]
     pub(in crate::kernels) fn has_vnni(self) -> bool {
         self.vnni
     }

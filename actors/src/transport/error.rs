@@ -94,3 +94,14 @@ pub enum LinkError {
         why: String,
     },
 }
+
+impl LinkError {
+    /// The reason of one side as the other gets to know it.
+    pub(crate) fn told(&self) -> Self {
+        match self {
+            Self::Closed => Self::Closed,
+            Self::Refused { why } => Self::Refused { why: why.clone() },
+            other => Self::Refused { why: other.to_string() },
+        }
+    }
+}

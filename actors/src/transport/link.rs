@@ -133,6 +133,23 @@ pub(crate) enum Next {
     Idle,
 }
 
+/// How far a link is from its end.
+#[cfg(feature = "grpc")]
+#[derive(Debug)]
+pub(crate) enum Ending {
+    No,
+    Closing,
+    Ended(LinkError),
+}
+
+/// Tasks that serve a link without a thread of their own.
+pub(crate) trait Woken: Send + Sync {
+    /// A frame waits.
+    fn queued(&self);
+    /// The link is being closed, or has ended.
+    fn closing(&self);
+}
+
 /// One end of a link as its writer and its reader see it.
 pub(crate) struct Core {
     peer: Peer,
@@ -140,8 +157,8 @@ pub(crate) struct Core {
     queue_bytes: u64,
     state: Mutex<State>,
     changed: Condvar,
-    /// Wakes a writer that does not wait on `changed`.
-    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Woken beside those who wait on `changed`.
+    woken: OnceLock<Arc<dyn Woken>>,
     frames_sent: Tally,
     bytes_sent: Tally,
     frames_received: Tally,
@@ -167,7 +184,7 @@ impl Core {
                 bytes: 0,
             }),
             changed: Condvar::new(),
-            wake: OnceLock::new(),
+            woken: OnceLock::new(),
             frames_sent: Tally::new(0),
             bytes_sent: Tally::new(0),
             frames_received: Tally::new(0),
@@ -211,15 +228,40 @@ impl Core {
         }
         self.frames_sent.fetch_add(1, Ordering::Relaxed);
         self.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
-        self.notify();
+        self.changed.notify_all();
+        if let Some(woken) = self.woken.get() {
+            woken.queued();
+        }
         Ok(())
     }
 
     fn notify(&self) {
         self.changed.notify_all();
-        if let Some(wake) = self.wake.get() {
-            wake();
+        if let Some(woken) = self.woken.get() {
+            woken.closing();
         }
+    }
+
+    /// Whom to wake; said once, before there is a [`Link`].
+    #[cfg(feature = "grpc")]
+    pub(crate) fn woken_by(&self, woken: Arc<dyn Woken>) {
+        // A second one would not be told, and there is none.
+        drop(self.woken.set(woken));
+    }
+
+    #[cfg(feature = "grpc")]
+    pub(crate) fn ending(&self) -> Ending {
+        match &lock(&self.state).phase {
+            Phase::Open => Ending::No,
+            Phase::Closing(_) => Ending::Closing,
+            Phase::Ended(why) => Ending::Ended(why.clone()),
+        }
+    }
+
+    /// The next thing for a writer that does not wait here.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn next(&self) -> Next {
+        Self::next_of(&mut lock(&self.state))
     }
 
     /// Begins to close the link; `why` is told to the peer after the frames that wait.
@@ -324,12 +366,8 @@ impl Core {
     }
 }
 
-fn size(frame: &Frame) -> u64 {
-    (frame.head.len() + frame.payload_bytes().len()) as u64
-}
-
 fn sum(frames: &VecDeque<Frame>) -> (u64, u64) {
-    (frames.len() as u64, frames.iter().map(size).sum())
+    (frames.len() as u64, frames.iter().map(Frame::size).sum())
 }
 
 /// The links of a listener or a transport, so that they can be closed together.

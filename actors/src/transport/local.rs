@@ -124,7 +124,7 @@ impl Transport for Local {
         }
         match answered.recv_deadline(deadline) {
             Ok(Ok(())) => {}
-            Ok(Err(why)) => return Err(told(&why)),
+            Ok(Err(why)) => return Err(why.told()),
             Err(_) => {
                 drop(answered);
                 let why = LinkError::Timeout {
@@ -150,15 +150,6 @@ fn start(name: String, run: impl FnOnce() + Send + 'static) -> Result<(), LinkEr
         .map_err(|error| LinkError::Lost { why: format!("no thread could be started: {error}") })
 }
 
-/// The reason of one side as the other gets to know it.
-fn told(why: &LinkError) -> LinkError {
-    match why {
-        LinkError::Closed => LinkError::Closed,
-        LinkError::Refused { why } => LinkError::Refused { why: why.clone() },
-        other => LinkError::Refused { why: other.to_string() },
-    }
-}
-
 /// Takes what waits at `from` to the one who accepts at `to`, until either end is over.
 fn carry(from: &Core, to: &Arc<Core>, accept: Box<dyn Accept>) {
     let mut intake = Intake::new(accept, Arc::clone(to));
@@ -166,21 +157,21 @@ fn carry(from: &Core, to: &Arc<Core>, accept: Box<dyn Accept>) {
         match from.wait_next() {
             Next::Frame(frame) => {
                 let result = deliver(&mut intake, &frame);
-                let (head, payload) = (frame.head.len(), frame.payload_bytes().len());
+                let size = frame.size();
                 drop(frame);
-                from.left((head + payload) as u64);
+                from.left(size);
                 if let Err(why) = result {
                     let why = to.end(why);
-                    from.end(told(&why));
+                    from.end(why.told());
                     break why;
                 }
             }
             Next::Close(why) => {
                 from.end(why.clone());
-                break to.end(told(&why));
+                break to.end(why.told());
             }
             // The other thread has told this end why, or tells it now.
-            Next::Ended(why) => break to.end(told(&why)),
+            Next::Ended(why) => break to.end(why.told()),
             Next::Idle => {}
         }
     };

@@ -60,7 +60,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "grpc")]
+pub mod authority;
+#[cfg(feature = "grpc")]
+mod certificate;
 mod error;
+// Its reader is a fuzz target in every build.
+#[cfg_attr(not(feature = "grpc"), allow(dead_code))]
+mod frame;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod intake;
 mod link;
 mod local;
@@ -72,6 +81,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use error::LinkError;
+pub use frame::LINK_VERSION;
+#[doc(hidden)]
+pub use frame::fuzz_frames;
 pub use link::{Link, LinkCounters, Peer};
 pub use options::{OnRefused, TransportOptions};
 pub use security::Security;
@@ -143,6 +155,11 @@ impl Frame {
     #[must_use]
     pub const fn head(head: Vec<u8>) -> Self {
         Self { head, payload: None }
+    }
+
+    /// The bytes of head and payload.
+    pub(crate) fn size(&self) -> u64 {
+        (self.head.len() + self.payload_bytes().len()) as u64
     }
 
     pub(crate) fn payload_bytes(&self) -> &[u8] {
@@ -256,11 +273,19 @@ impl fmt::Debug for TransportKind {
 }
 
 /// The transports that are built in.
-pub static TRANSPORTS: &[TransportKind] = &[TransportKind {
-    name: "local",
-    summary: "threads of one process; addresses are names",
-    open: local::open,
-}];
+pub static TRANSPORTS: &[TransportKind] = &[
+    TransportKind {
+        name: "local",
+        summary: "threads of one process; addresses are names",
+        open: local::open,
+    },
+    #[cfg(feature = "grpc")]
+    TransportKind {
+        name: "grpc",
+        summary: "gRPC over TCP, TLS 1.3 on both sides; addresses are host:port or name@host:port",
+        open: grpc::open,
+    },
+];
 
 /// The transport of this name, if it is built in.
 ///

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::LinkError;
+use super::frame::LINK_VERSION;
 use super::security::Security;
 
 /// Told of each peer that was turned away before there was a link: its address and the reason.
@@ -37,6 +38,7 @@ pub struct TransportOptions {
     pub(crate) waiting: usize,
     pub(crate) threads: usize,
     pub(crate) on_refused: Option<OnRefused>,
+    pub(crate) version: u32,
 }
 
 impl Default for TransportOptions {
@@ -60,6 +62,7 @@ impl TransportOptions {
             waiting: 64,
             threads: 1,
             on_refused: None,
+            version: LINK_VERSION,
         }
     }
 
@@ -122,6 +125,13 @@ impl TransportOptions {
     /// reason. Runs on a thread of the transport and must not wait.
     pub fn on_refused(mut self, on_refused: OnRefused) -> Self {
         self.on_refused = Some(on_refused);
+        self
+    }
+
+    /// Greets with another version of the protocol, for tests of what happens then.
+    #[doc(hidden)]
+    pub const fn speaking(mut self, version: u32) -> Self {
+        self.version = version;
         self
     }
 }

@@ -7,3 +7,6 @@ mod peer;
 mod suite;
 
 mod local;
+
+#[cfg(feature = "grpc")]
+mod grpc;

@@ -33,6 +33,15 @@ pub(super) fn offered(hub: &Arc<Hub>) -> Vec<Arc<dyn Device>> {
     out
 }
 
+/// Gives the devices of workers by their names, whether a listing shows them or not.
+pub(super) fn source(hub: &Arc<Hub>) -> impl Fn(&DeviceId) -> Option<Arc<dyn Device>> + use<> {
+    let hub = Arc::clone(hub);
+    move |id| {
+        hub.has_worker(id.worker()?)
+            .then(|| Arc::new(RemoteDevice { id: id.clone(), hub: Arc::clone(&hub) }) as _)
+    }
+}
+
 #[derive(Debug)]
 struct RemoteDevice {
     id: DeviceId,

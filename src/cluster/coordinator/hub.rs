@@ -178,6 +178,20 @@ impl Hub {
         out
     }
 
+    pub(super) fn has_worker(&self, name: &str) -> bool {
+        self.state().workers.iter().any(|w| w.name == name && !w.here)
+    }
+
+    pub(super) fn first_devices(&self) -> Vec<DeviceId> {
+        let state = self.state();
+        let workers = state.workers.iter().filter(|w| !w.here);
+        let first = |w: &WorkerState| {
+            let device = w.offers.first()?.device.parse::<DeviceId>().ok()?;
+            device.at(&w.name).ok()
+        };
+        workers.filter_map(first).collect()
+    }
+
     pub(super) fn probe(&self, id: &DeviceId) -> Result<DeviceInfo, String> {
         let state = self.state();
         let worker = state.workers.iter().find(|w| Some(w.name.as_str()) == id.worker());
@@ -188,9 +202,10 @@ impl Hub {
                 return Err(format!("worker `{}` is not reached: {why}", worker.name));
             }
         }
-        let offer = worker.offers.iter().find(|o| id.on_its_worker().is_named(&o.device));
-        let offer = offer.or_else(|| worker.offers.first().filter(|_| id.kind() == AUTO));
-        let Some(offer) = offer else { return Err("the worker offers no device".to_owned()) };
+        let Some(offer) = worker.offer(id) else {
+            let there: Vec<&str> = worker.offers.iter().map(|o| o.device.as_str()).collect();
+            return Err(format!("worker `{}` offers {}", worker.name, there.join(", ")));
+        };
         Ok(DeviceInfo {
             name: offer.product.clone(),
             features: vec![format!("worker `{}`", worker.name)],
@@ -560,5 +575,6 @@ pub(super) fn fail(
 
 /// A link that could not be made: whether nobody listens there, so that there is no worker to wait for.
 pub(super) fn nobody_there(error: &LinkError) -> bool {
-    matches!(error, LinkError::Unreachable { why, .. } if why.to_lowercase().contains("refused"))
+    let said = |why: &str| why.contains("refused") || why.contains("nobody listens");
+    matches!(error, LinkError::Unreachable { why, .. } if said(&why.to_lowercase()))
 }

@@ -142,7 +142,7 @@ impl ClusterOptions {
 /// let transport = (local.open)(&TransportOptions::new()).map_err(brigade::cluster::link_error)?;
 /// let worker = Worker::new("w1").serve(Arc::clone(&transport), "worker-1")?;
 ///
-/// let workers = [("w1".to_owned(), worker.address())];
+/// let workers = [("w1".to_owned(), worker.address().to_owned())];
 /// let cluster = Cluster::connect(transport, &workers, &Registry::default(), ClusterOptions::new())?;
 /// let mut g = GraphBuilder::new("g");
 /// let x = g.input("x", DType::F32, ["N".into()])?;
@@ -182,7 +182,7 @@ impl Cluster {
         }
         recovery::watch(&hub)?;
         hub.await_workers()?;
-        let mut registry = registry.clone();
+        let mut registry = registry.clone().with_device_source(device::source(&hub));
         for device in device::offered(&hub) {
             registry = registry.with_device(device);
         }
@@ -197,6 +197,11 @@ impl Cluster {
     /// The workers' devices, in order.
     pub fn devices(&self) -> Vec<DeviceId> {
         self.registry.devices().into_iter().filter(|d| d.worker().is_some()).collect()
+    }
+
+    /// The first device that each worker offers, in the order the workers were given.
+    pub fn first_devices(&self) -> Vec<DeviceId> {
+        self.hub.first_devices()
     }
 
     /// What the workers and their stages have done, and what was lost and placed again.

@@ -60,10 +60,18 @@ impl WorkerState {
         matches!(self.life, Life::Up)
     }
 
-    /// Whether it offers this device.
-    pub(super) fn offers(&self, device: &DeviceId) -> bool {
-        device.kind() == super::device::AUTO
-            || self.offers.iter().any(|o| device.on_its_worker().is_named(&o.device))
+    /// What it offers as this device. Every number of a CPU is one more device with threads of its
+    /// own.
+    pub(super) fn offer(&self, device: &DeviceId) -> Option<&Offer> {
+        let there = |o: &&Offer| {
+            let kind = o.device.split(':').next();
+            let cpu = device.kind() == "cpu" && kind == Some("cpu");
+            cpu || device.on_its_worker().is_named(&o.device)
+        };
+        if device.kind() == super::device::AUTO {
+            return self.offers.first();
+        }
+        self.offers.iter().find(there)
     }
 }
 

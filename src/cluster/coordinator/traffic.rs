@@ -3,25 +3,17 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use brigade_actors::transport::{Accept, Bytes, Frame, Incoming, LinkError};
+use brigade_actors::transport::{Accept, Frame, Incoming, LinkError};
 
 use super::StageTimes;
 use super::hub::{Hub, TIMES_KEPT, tell};
 use super::state::{Clock, Firing, Input, Phase, State};
+use crate::cluster::payload::Payload;
 use crate::cluster::message::{Feed, FiringKey, Form, Message, OutputKey, buffer_for};
 use crate::device::Delivery;
 use crate::error::{Error, Result, err};
 use crate::graph::Fact;
 use crate::tensor::{Buffer, Value};
-
-/// The bytes of a tensor, sent as they lie.
-pub(crate) struct Payload(pub(crate) Buffer);
-
-impl Bytes for Payload {
-    fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
 
 /// What outputs that nobody waits for may have at most; they are dropped as they come.
 const STRAY_BYTES: u64 = 1 << 30;
@@ -43,8 +35,9 @@ impl Accept for Ear {
             Message::Output { of, output, form } => {
                 match hub.expected(*of, *output) {
                     Some(fact) => {
-                        form.check(length, &fact)
-                            .map_err(|e| malformed(format!("output {output} of a stage: {e}")))?;
+                        form.check(length, &fact).map_err(|e| {
+                            malformed(format!("output {output} of a stage: {e}"))
+                        })?;
                     }
                     None if length > STRAY_BYTES => {
                         return Err(malformed(format!("{length} bytes that nobody waits for")));
@@ -278,9 +271,10 @@ impl Hub {
     pub(super) fn send_firing(&self, state: &mut State, number: u64) {
         let Some(firing) = state.firings.get(&number) else { return };
         let Some(stage) = state.stages.get(&firing.stage) else { return };
-        let (Phase::Ready, Some(link)) = (&stage.phase, state.link_of(firing.stage)) else {
+        if stage.adrift || !matches!(stage.phase, Phase::Ready) {
             return;
-        };
+        }
+        let Some(link) = state.link_of(firing.stage) else { return };
         let of = FiringKey { stage: firing.stage, firing: number };
         let mut feeds = Vec::with_capacity(firing.inputs.len());
         let mut values: Vec<Option<&Value>> = Vec::with_capacity(firing.inputs.len());

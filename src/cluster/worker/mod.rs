@@ -19,6 +19,7 @@ mod lanes;
 mod outlet;
 mod peers;
 mod quota;
+mod rank;
 mod serving;
 mod session;
 mod stage;
@@ -32,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use brigade_actors::transport::Transport;
 
 pub use datapath::Datapath;
+pub use rank::WorkerStage;
 pub use serving::{Serving, WorkerStats};
 
 use super::message::Offer;

@@ -65,11 +65,12 @@ impl Activations {
                 }
             }
             _ => {
+                let offset = code.raised(isa.has_vnni());
                 let blocks = self.bytes.chunks_exact(32).zip(&self.scales);
                 let to = self.sums.iter_mut().zip(&mut self.moments);
                 for ((bytes, scale), (sum, moment)) in blocks.zip(to) {
                     let all = total(bytes);
-                    (*sum, *moment) = (code.offset() * all, scale * all as f32);
+                    (*sum, *moment) = (offset * all, scale * all as f32);
                 }
             }
         }

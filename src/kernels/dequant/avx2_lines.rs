@@ -6,6 +6,7 @@ use super::avx2::{
 };
 use super::layout::{Code, LANES};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 const Q4_K: u8 = Code::Q4K as u8;
 const Q5_K: u8 = Code::Q5K as u8;
@@ -33,20 +34,61 @@ macro_rules! by_code {
     };
 }
 
-/// Weights `first..first + 4` of eight rows, as four lines of eight floats, `stride` apart; `first`
-/// is a multiple of four.
+/// Weights `ks` of a group of eight rows, as lines of eight floats, `stride` apart; both ends are
+/// multiples of four.
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; `block` holds a block of eight rows.
+/// The CPU has AVX2, FMA and F16C; `group` is whole blocks that hold these weights, and `out` is
+/// valid for the lines.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn lines(code: Code, block: &[u8], first: usize, out: &mut [f32], stride: usize) {
-    let (p, s, g) = (block.as_ptr(), first / 32, first % 32 / 4);
-    // SAFETY: the caller's promises; register g of 32 weights lies within their block.
-    let four = unsafe { by_code!(code, decoded(p, s, g)) };
-    for (line, v) in out.chunks_mut(stride.max(1)).zip(four) {
-        let line = &mut line[..LANES];
-        // SAFETY: the line has eight floats.
-        unsafe { _mm256_storeu_ps(line.as_mut_ptr(), v) };
+pub(super) unsafe fn lines(
+    code: Code,
+    group: &[u8],
+    ks: Range<usize>,
+    out: *mut f32,
+    stride: usize,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { by_code!(code, lines_of(group.as_ptr(), ks, out, stride)) }
+}
+
+/// # Safety
+/// As for [`lines`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn lines_of<const C: u8>(group: *const u8, ks: Range<usize>, out: *mut f32, stride: usize) {
+    let code = const { code_of(C) };
+    let (mut k, mut to) = (ks.start, out);
+    // SAFETY: the caller's promises.
+    unsafe {
+        while k < ks.end {
+            let p = group.add(k / code.weights() * code.bytes());
+            let s = k % code.weights() / 32;
+            if k.is_multiple_of(32) && k + 32 <= ks.end {
+                let (first, second) = (unit::<C>(p, s, 0), unit::<C>(p, s, 1));
+                for v in 0..4 {
+                    let (a, z) = registers::<C>(p, s, v);
+                    store(floats::<C>(a, first), to.add(4 * v * stride), stride);
+                    store(floats::<C>(z, second), to.add((4 * v + 16) * stride), stride);
+                }
+                (k, to) = (k + 32, to.wrapping_add(32 * stride));
+            } else {
+                let g = k % 32 / 4;
+                let four = floats::<C>(register::<C>(p, s, g), unit::<C>(p, s, g / 4));
+                store(four, to, stride);
+                (k, to) = (k + 4, to.wrapping_add(4 * stride));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` is valid for four lines of eight floats, `stride` apart.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(four: [__m256; 4], to: *mut f32, stride: usize) {
+    for j in 0..4 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_storeu_ps(to.add(j * stride), four[j]) };
     }
 }
 
@@ -152,19 +194,10 @@ const fn code_of(c: u8) -> Code {
     }
 }
 
-/// # Safety
-/// `p` is valid for a block of eight rows, in which `g` is a register of the 32 weights `s`.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decoded<const C: u8>(p: *const u8, s: usize, g: usize) -> [__m256; 4] {
-    // SAFETY: the caller's promises.
-    unsafe { floats::<C>(register::<C>(p, s, g), unit::<C>(p, s, g / 4)) }
-}
-
 /// Scale and minimum of eight rows, for half of the 32 weights `s`.
 ///
 /// # Safety
-/// As for [`decoded`].
+/// `p` is valid for a block of eight rows with the 32 weights `s`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unit<const C: u8>(p: *const u8, s: usize, half: usize) -> (__m256, __m256) {
@@ -201,40 +234,51 @@ unsafe fn unit<const C: u8>(p: *const u8, s: usize, half: usize) -> (__m256, __m
     }
 }
 
-/// Register `g` of the 32 weights `s`: bytes, unsigned but for the formats that multiply signed.
+/// Register `g` of the 32 weights `s`; see [`registers`].
 ///
 /// # Safety
-/// As for [`decoded`].
+/// As for [`unit`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn register<const C: u8>(p: *const u8, s: usize, g: usize) -> __m256i {
+    // SAFETY: the caller's promises.
+    let (a, z) = unsafe { registers::<C>(p, s, g % 4) };
+    if g < 4 { a } else { z }
+}
+
+/// Registers `v` and `v + 4` of the 32 weights `s`: bytes, unsigned but for the formats that
+/// multiply signed.
+///
+/// # Safety
+/// As for [`unit`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn registers<const C: u8>(p: *const u8, s: usize, v: usize) -> (__m256i, __m256i) {
     let code = const { code_of(C) };
     // SAFETY: the caller's promises.
     unsafe {
         if !code.is_k() {
-            let (a, z) = pair::<C>(p, g % 4);
-            return if g < 4 { a } else { z };
+            return pair::<C>(p, v);
         }
         let q = p.add(code.codes_at(s));
-        let n = load(q.add(code.nibbles_at() + 32 * (g % 4)));
-        let n = if g < 4 { low(n) } else { low(_mm256_srli_epi16::<4>(n)) };
-        match C {
-            Q5_K => {
-                let (a, z) = fifths(load(q), g % 4);
-                _mm256_or_si256(n, if g < 4 { a } else { z })
-            }
+        let n = load(q.add(code.nibbles_at() + 32 * v));
+        let (a, z) = (low(n), low(_mm256_srli_epi16::<4>(n)));
+        let (x, y) = match C {
+            Q5_K => fifths(load(q), v),
             Q6_K => {
-                let h = load(q.add(g / 4 * 32));
-                let h = match g % 4 {
-                    0 => _mm256_slli_epi16::<4>(h),
-                    1 => _mm256_slli_epi16::<2>(h),
-                    2 => h,
-                    _ => _mm256_srli_epi16::<2>(h),
+                let high = _mm256_set1_epi8(0x30);
+                let (x, y) = (load(q), load(q.add(32)));
+                let (x, y) = match v {
+                    0 => (_mm256_slli_epi16::<4>(x), _mm256_slli_epi16::<4>(y)),
+                    1 => (_mm256_slli_epi16::<2>(x), _mm256_slli_epi16::<2>(y)),
+                    2 => (x, y),
+                    _ => (_mm256_srli_epi16::<2>(x), _mm256_srli_epi16::<2>(y)),
                 };
-                _mm256_or_si256(n, _mm256_and_si256(h, _mm256_set1_epi8(0x30)))
+                (_mm256_and_si256(x, high), _mm256_and_si256(y, high))
             }
-            _ => n,
-        }
+            _ => return (a, z),
+        };
+        (_mm256_or_si256(a, x), _mm256_or_si256(z, y))
     }
 }
 

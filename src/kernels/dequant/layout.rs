@@ -79,6 +79,16 @@ impl Code {
         }
     }
 
+    /// Whether the weights, but for scale and minimum, are kept as signed bytes.
+    pub(super) const fn is_signed(self) -> bool {
+        matches!(self, Self::Q8_0 | Self::Bits8 | Self::Iq4Nl)
+    }
+
+    /// What is taken from the numbers that multiply, where signed ones are raised to unsigned, or not.
+    pub(super) const fn raised(self, signed: bool) -> i32 {
+        if signed && self.is_signed() { 128 } else { self.offset() }
+    }
+
     /// Where the numbers of the 32 weights number `s` of eight rows begin in their block.
     pub(super) const fn codes_at(self, s: usize) -> usize {
         match self {

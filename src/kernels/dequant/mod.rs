@@ -5,10 +5,14 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_lines;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod layout;
 mod pack;
 mod packed;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod products;
 mod scalar;
 
 #[cfg(test)]

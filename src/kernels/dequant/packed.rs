@@ -3,6 +3,8 @@
 use super::activations::{Activations, Row};
 use super::layout::{Block, Code, LANES};
 use super::{BlockMatrix, pack, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Pairs, avx512::Fours, products};
 use crate::kernels::error::{check_len, checked_product};
 use crate::kernels::gemm::block::{Block as Product, Left, Panels, Right};
 use crate::kernels::gemm::kernel::Kernel;
@@ -214,11 +216,16 @@ impl PackedBlocks {
                 let mut sums = [[0.0; LANES]; ROWS];
                 match self.isa.kind() {
                     Kind::Scalar => scalar::group(self.code, weights, &all[..count], &mut sums),
+                    // SAFETY: the CPU has VNNI, and with it all of AVX-512 that is asked for; the
+                    // weights are whole blocks, and the rows were rounded for them.
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: every other instruction set includes AVX2, FMA and F16C; the weights are
-                    // whole blocks, and the rows were rounded for them.
+                    _ if self.isa.has_vnni() => unsafe {
+                        products::group::<Fours>(self.code, weights, &all[..count], &mut sums);
+                    },
+                    // SAFETY: as above; every other instruction set includes AVX2, FMA and F16C.
+                    #[cfg(target_arch = "x86_64")]
                     _ => unsafe {
-                        super::avx2::group(self.code, weights, &all[..count], &mut sums);
+                        products::group::<Pairs>(self.code, weights, &all[..count], &mut sums);
                     },
                 }
                 for (r, sums) in sums[..count].iter().enumerate() {
@@ -305,7 +312,6 @@ impl PackedBlocks {
 
 impl Panels for PackedBlocks {
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]) {
-        let (weights, bytes) = (self.format.weights, self.code.bytes());
         let size = ks.len() * width;
         if size == 0 {
             return;
@@ -314,32 +320,56 @@ impl Panels for PackedBlocks {
             out[..size * cols.len().div_ceil(width)].chunks_exact_mut(size).enumerate()
         {
             for half in 0..width / LANES {
-                let row = cols.start + panel * width + half * LANES;
-                let group = row / LANES * self.group_bytes();
-                if row >= self.rows {
-                    for line in out.chunks_exact_mut(width) {
-                        line[half * LANES..][..LANES].fill(0.0);
-                    }
-                    continue;
-                }
-                // Depths of a block are asked for in fours, as registers hold them.
-                for first in ks.clone().step_by(4) {
-                    let block = &self.data[group + first / weights * bytes..][..bytes];
-                    let to = &mut out[(first - ks.start) * width + half * LANES..];
-                    self.lines(block, first % weights, to, width);
-                }
+                let group = (cols.start + panel * width) / LANES + half;
+                self.lines(group, ks.clone(), &mut out[half * LANES..], width);
+                // The panel that comes next begins elsewhere.
+                self.ask_for(group + width / LANES, &ks);
             }
         }
+    }
+
+    fn is_costly(&self) -> bool {
+        true
     }
 }
 
 impl PackedBlocks {
-    fn lines(&self, block: &[u8], first: usize, out: &mut [f32], stride: usize) {
+    /// Weights `ks` of a group of eight rows as lines of eight floats, `stride` apart; zeros for a
+    /// group that there is not. Both ends of `ks` are multiples of four.
+    fn lines(&self, group: usize, ks: Range<usize>, out: &mut [f32], stride: usize) {
+        let size = self.group_bytes();
+        let Some(bytes) = self.data.get(group * size..(group + 1) * size) else {
+            out.chunks_mut(stride).for_each(|line| line[..LANES].fill(0.0));
+            return;
+        };
         match self.isa.kind() {
-            Kind::Scalar => scalar::lines(self.code, block, first, out, stride),
+            Kind::Scalar => scalar::lines(self.code, bytes, ks, out, stride),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: every other instruction set includes AVX2, FMA and F16C; four lines are asked for.
-            _ => unsafe { super::avx2_lines::lines(self.code, block, first, out, stride) },
+            _ => {
+                let out = &mut out[..(ks.len() - 1) * stride + LANES];
+                // SAFETY: every other instruction set includes AVX2, FMA and F16C. Depths of a
+                // product are cut at multiples of four, and lie within a row; the lines fit.
+                unsafe {
+                    super::avx2_lines::lines(self.code, bytes, ks, out.as_mut_ptr(), stride);
+                }
+            }
         }
+    }
+
+    /// Asks the memory for weights `ks` of a group.
+    fn ask_for(&self, group: usize, ks: &Range<usize>) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let (weights, bytes) = (self.format.weights, self.code.bytes());
+            let blocks = ks.start / weights * bytes..ks.end.div_ceil(weights) * bytes;
+            let first = self.data.as_ptr().wrapping_add(group * self.group_bytes());
+            for at in blocks.step_by(64) {
+                // SAFETY: what is asked for is not read.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at).cast()) };
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (group, ks);
     }
 }

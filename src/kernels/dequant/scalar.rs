@@ -2,6 +2,7 @@
 
 use super::activations::Row;
 use super::layout::{Block, Code, LANES};
+use std::ops::Range;
 
 /// The products of eight rows of weights with some rows of numbers.
 pub(super) fn group(code: Code, weights: &[u8], x: &[Row<'_>], out: &mut [[f32; LANES]]) {
@@ -41,12 +42,12 @@ fn dot(block: &Block<'_>, r: usize, first: usize, bytes: &[i8]) -> i32 {
     bytes.iter().enumerate().map(|(i, b)| i32::from(*b) * block.value(r, first + i)).sum()
 }
 
-/// Weights `first..first + 4` of eight rows as floats, 4 lines of eight, `stride` floats apart.
-pub(super) fn lines(code: Code, block: &[u8], first: usize, out: &mut [f32], stride: usize) {
-    let block = Block::new(code, block);
-    for (j, line) in out.chunks_mut(stride).take(4).enumerate() {
+/// Weights `ks` of a group of eight rows as lines of eight floats, `stride` apart.
+pub(super) fn lines(code: Code, group: &[u8], ks: Range<usize>, out: &mut [f32], stride: usize) {
+    for (k, line) in ks.zip(out.chunks_mut(stride)) {
+        let block = Block::new(code, &group[k / code.weights() * code.bytes()..][..code.bytes()]);
         for (r, o) in line[..LANES].iter_mut().enumerate() {
-            *o = block.float(r, first + j);
+            *o = block.float(r, k % code.weights());
         }
     }
 }

@@ -39,6 +39,12 @@ pub(in crate::kernels) trait Panels: Sync {
     /// Writes depths `ks` and columns `cols` to `out` as panels of `width` columns, the missing
     /// ones zero: panel after panel, for each depth the columns side by side.
     fn pack(&self, ks: Range<usize>, cols: Range<usize>, width: usize, out: &mut [f32]);
+
+    /// Whether panels are made of few bytes by much computing, so that one at a time in the
+    /// first-level cache is better than a block of them beyond it.
+    fn is_costly(&self) -> bool {
+        false
+    }
 }
 
 impl Panels for MatRef<'_> {
@@ -91,10 +97,12 @@ pub(in crate::kernels) struct Block<'a> {
 
 /// Where the panels of one block of B lie.
 #[derive(Clone, Copy)]
-struct PanelView {
+struct PanelView<'a> {
     first: *const f32,
     panel_stride: usize,
     b_k: usize,
+    /// Makes each panel just before it is read, all of them in the same place.
+    maker: Option<&'a dyn Panels>,
 }
 
 impl Block<'_> {
@@ -151,25 +159,30 @@ impl Block<'_> {
                         first: b.data().as_ptr().wrapping_add(k0 * b.row_stride() + j0),
                         panel_stride: nr,
                         b_k: b.row_stride(),
+                        maker: None,
                     },
                     (Right::Packed(b), _) => PanelView {
                         first: b.data().as_ptr().wrapping_add(j0 * self.k + k0 * nr),
                         panel_stride: self.k * nr,
                         b_k: nr,
+                        maker: None,
                     },
                     (Right::Virtual { panels, .. }, _) => {
                         let size = (k1 - k0) * nr;
-                        scratch.b.reserve(size * (j1 - j0).div_ceil(nr));
-                        panels.pack(k0..k1, j0..j1, nr, &mut scratch.b);
-                        PanelView { first: scratch.b.as_ptr(), panel_stride: size, b_k: nr }
+                        // Several blocks of rows would each make the panels again.
+                        let maker = (panels.is_costly() && rows.len() <= ROWS).then_some(panels);
+                        let at_once = maker.map_or((j1 - j0).div_ceil(nr), |_| 1);
+                        scratch.b.reserve(size * at_once);
+                        if maker.is_none() {
+                            panels.pack(k0..k1, j0..j1, nr, &mut scratch.b);
+                        }
+                        PanelView { first: scratch.b.as_ptr(), panel_stride: size, b_k: nr, maker }
                     }
                 };
                 let in_place = in_place.is_some();
                 // SAFETY: the view holds the panels of j0..j1 at depths k0..k1; in place, it
                 // holds whole panels except the last, which is told apart by `in_place`.
-                unsafe {
-                    self.row_blocks(c, &rows, j0..j1, k0..k1, view, in_place, &mut scratch.a)
-                };
+                unsafe { self.row_blocks(c, &rows, j0..j1, k0..k1, view, in_place, scratch) };
                 k0 = k1;
                 if k0 >= self.k {
                     break;
@@ -182,16 +195,16 @@ impl Block<'_> {
     /// All rows of one block of columns and depths.
     ///
     /// # Safety
-    /// As for [`Block::run`]; `view` holds the block of B.
+    /// As for [`Block::run`]; `view` holds the block of B or makes its panels.
     unsafe fn row_blocks(
         &self,
         c: *mut f32,
         rows: &Range<usize>,
         cols: Range<usize>,
         ks: Range<usize>,
-        view: PanelView,
+        view: PanelView<'_>,
         in_place: bool,
-        packed: &mut AlignedF32,
+        scratch: &mut Scratch,
     ) {
         let (nr, kc) = (self.kernel.cols, ks.len());
         let tiles = match self.left {
@@ -216,12 +229,12 @@ impl Block<'_> {
             let t1 = end.min(t0 + per_block);
             let block_row = base + tiles.start(t0);
             if let (Left::Plain(a), true) = (self.left, pack_a) {
-                packed.reserve((tiles.start(t1) - tiles.start(t0)) * kc);
+                scratch.a.reserve((tiles.start(t1) - tiles.start(t0)) * kc);
                 for t in t0..t1 {
                     let (i0, i1) = (base + tiles.start(t), base + tiles.start(t + 1));
                     let span = (i0 - block_row) * kc..(i1 - block_row) * kc;
                     if kc > 0 {
-                        pack::pack_rows(&a, i0..i1, ks.clone(), &mut packed[span]);
+                        pack::pack_rows(&a, i0..i1, ks.clone(), &mut scratch.a[span]);
                     }
                 }
             }
@@ -229,6 +242,10 @@ impl Block<'_> {
                 let width = nr.min(cols.end - j);
                 let mut b = view.first.wrapping_add(p * view.panel_stride);
                 let mut b_k = view.b_k;
+                if let Some(panels) = view.maker {
+                    panels.pack(ks.clone(), j..j + width, nr, &mut scratch.b);
+                    b = scratch.b.as_ptr();
+                }
                 if in_place && width < nr {
                     // The row of B ends before the panel does.
                     // SAFETY: `b` is valid for kc rows of `width` elements.
@@ -236,7 +253,8 @@ impl Block<'_> {
                     b_k = nr;
                 }
                 // The first two tiles of a panel ask for a half each of the next one.
-                let next = b.wrapping_add(if j + nr < cols.end { view.panel_stride } else { 0 });
+                let has_next = j + nr < cols.end && view.maker.is_none();
+                let next = b.wrapping_add(if has_next { view.panel_stride } else { 0 });
                 for t in t0..t1 {
                     let (i0, i1) = (base + tiles.start(t), base + tiles.start(t + 1));
                     let b_next = match t - t0 {
@@ -250,7 +268,7 @@ impl Block<'_> {
                             (a.data().as_ptr().wrapping_add(at), 1, i1 - i0)
                         }
                         Left::Plain(_) if pack_a => {
-                            (packed.as_ptr().wrapping_add((i0 - block_row) * kc), 1, i1 - i0)
+                            (scratch.a.as_ptr().wrapping_add((i0 - block_row) * kc), 1, i1 - i0)
                         }
                         Left::Plain(a) => (
                             a.data().as_ptr().wrapping_add(i0 * a.row_stride() + ks.start),

@@ -1,0 +1,147 @@
+//! The bytes of a connection, with or without TLS, and what became of them.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+use super::super::error::LinkError;
+use super::tls;
+use crate::sync::{Arc, Mutex, lock};
+
+/// The first thing that went wrong with a connection. What HTTP/2 makes of it later does not tell.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fault(Arc<Mutex<Option<LinkError>>>);
+
+impl Fault {
+    pub(super) fn get(&self) -> Option<LinkError> {
+        lock(&self.0).clone()
+    }
+
+    fn note(&self, error: &io::Error) {
+        lock(&self.0).get_or_insert_with(|| {
+            tls::explain(error).unwrap_or_else(|| LinkError::Lost { why: words(error) })
+        });
+    }
+
+    fn note_end(&self) {
+        lock(&self.0).get_or_insert_with(|| LinkError::Lost {
+            why: "the peer's end of the connection is gone; did its process end?".to_owned(),
+        });
+    }
+
+    fn seen<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(error)) = &result {
+            self.note(error);
+        }
+        result
+    }
+}
+
+fn words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            format!("the peer's end of the connection is gone ({error}); did its process end?")
+        }
+        io::ErrorKind::UnexpectedEof => {
+            "the peer's end of the connection is gone; did its process end?".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    bytes: Bytes,
+    fault: Fault,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connection {
+    pub(super) fn plain(stream: TcpStream) -> Self {
+        Self { bytes: Bytes::Plain(stream), fault: Fault::default() }
+    }
+
+    pub(super) fn tls(stream: TlsStream<TcpStream>) -> Self {
+        Self { bytes: Bytes::Tls(Box::new(stream)), fault: Fault::default() }
+    }
+
+    pub(super) fn fault(&self) -> Fault {
+        self.fault.clone()
+    }
+}
+
+macro_rules! each {
+    ($bytes:expr, $stream:ident => $call:expr) => {
+        match $bytes {
+            Bytes::Plain($stream) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+            Bytes::Tls($stream) => {
+                let $stream = Pin::new(&mut **$stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let room = buffer.remaining();
+        let result = each!(&mut this.bytes, stream => stream.poll_read(cx, buffer));
+        if matches!(result, Poll::Ready(Ok(()))) && room > 0 && buffer.filled().len() == before {
+            this.fault.note_end();
+        }
+        this.fault.seen(result)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.fault.seen(each!(&mut this.bytes, stream => stream.poll_write(cx, bytes)))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.fault.seen(each!(&mut this.bytes, stream => stream.poll_write_vectored(cx, pieces)))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.fault.seen(each!(&mut this.bytes, stream => stream.poll_flush(cx)))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        each!(&mut this.bytes, stream => stream.poll_shutdown(cx))
+    }
+}
