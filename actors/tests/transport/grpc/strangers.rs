@@ -108,7 +108,8 @@ fn raw_link(
     options: &TransportOptions,
     messages: &[u8],
 ) -> (End, std::net::TcpStream, Box<dyn brigade_actors::transport::Listening>) {
-    let server = grpc(options);
+    // It does not answer to the end of its link.
+    let server = grpc(&options.clone().close_timeout(Duration::from_millis(100)));
     let (on_link, ends) = taking();
     let listening = server.listen(LOOPBACK, on_link).unwrap();
     let mut bytes = greeting();
