@@ -176,6 +176,9 @@ fn compiled(
     began: Instant,
 ) -> Result<(Stage, Readiness)> {
     let worker = &session.worker;
+    if let Some(id) = spec.wanted_stage() {
+        bail!(Unsupported, "the stage is for the fixed datapath `{id}`, which is not here");
+    }
     let device = worker.offered.resolve(spec.wanted_device(), &worker.registry)?;
     let id = device.id().clone();
     let mut charge = ledger.charge(declared_bytes(spec))?;

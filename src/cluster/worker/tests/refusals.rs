@@ -42,6 +42,7 @@ fn a_stage_that_cannot_be_made_ready_is_refused_with_its_reason() {
     assert!(!c.opened());
     let cases = [
         (relu().device("cudda"), ErrorKind::Device, "there is no device `cudda:0`"),
+        (relu().stage_id("fft"), ErrorKind::Unsupported, "the fixed datapath `fft`"),
         (relu().device("cpu:7"), ErrorKind::Device, "device `cpu:7` is not offered here"),
         (weighted("npy://gone.npy"), ErrorKind::Io, "gone.npy"),
         (weighted("safetensors://l.safetensors#v"), ErrorKind::UnknownName, "`v`"),
