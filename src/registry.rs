@@ -104,7 +104,8 @@ impl Registry {
                         format!("there are {} (and `cpu` with any other number)", kinds.join(", "));
                     if let Some(worker) = id.worker() {
                         help += &format!("; no worker `{worker}` with it is connected");
-                    } else if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind()) {
+                    } else if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind())
+                    {
                         help += &format!("; `{kind}` needs a build with `--features {feature}`");
                     }
                     return Err(err!(Device, "there is no device `{id}`").with_help(help));

@@ -131,6 +131,7 @@ fn every_fuzz_target_is_declared_and_driven_by_an_ordinary_test() {
         (read(&root().join("fuzz/Cargo.toml")), read(&root().join("fuzz/README.md")));
     let mut sources = Vec::new();
     rust_files(&root().join("src"), &mut sources);
+    rust_files(&root().join("actors/src"), &mut sources);
     let sources: Vec<String> = sources.iter().map(|f| read(f)).collect();
     let mut targets = Vec::new();
     rust_files(&root().join("fuzz/fuzz_targets"), &mut targets);

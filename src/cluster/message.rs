@@ -10,7 +10,7 @@ use brigade_actors::transport::{HEAD_LIMIT, LinkError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result, bail, err};
-use crate::graph::Fact;
+use crate::graph::{Fact, nested};
 use crate::tensor::{Buffer, BufferPool, DType, Shape, Tensor, Value, element_count};
 
 /// The version of these messages; both sides must speak the same one.
@@ -238,7 +238,8 @@ impl Form {
 
 fn extents(shape: &[u64]) -> Result<Vec<usize>> {
     let extent = |n: &u64| {
-        usize::try_from(*n).map_err(|_| err!(Limit, "an extent of {n} is too large for this machine"))
+        usize::try_from(*n)
+            .map_err(|_| err!(Limit, "an extent of {n} is too large for this machine"))
     };
     shape.iter().map(extent).collect()
 }
@@ -257,7 +258,9 @@ pub(crate) fn buffer_for(pool: &BufferPool, length: u64) -> Result<Buffer> {
 #[derive(Debug, Serialize, Deserialize)]
 enum Written {
     Tensor(Tensor),
+    #[serde(deserialize_with = "nested")]
     Sequence(Vec<Self>),
+    #[serde(deserialize_with = "nested")]
     Optional(Option<Box<Self>>),
 }
 
@@ -269,7 +272,9 @@ impl Written {
         Ok(match value {
             Value::Tensor(t) => Self::Tensor(t.clone()),
             Value::Resident(r) => bail!(Internal, "{} is not on the host", r.describe()),
-            Value::Sequence(all) => Self::Sequence(all.iter().map(Self::of).collect::<Result<_>>()?),
+            Value::Sequence(all) => {
+                Self::Sequence(all.iter().map(Self::of).collect::<Result<_>>()?)
+            }
             Value::Optional(None) => Self::Optional(None),
             Value::Optional(Some(v)) => Self::Optional(Some(Box::new(Self::of(v)?))),
         })
@@ -281,9 +286,9 @@ impl Written {
         }
         Ok(match self {
             Self::Tensor(t) => t.into(),
-            Self::Sequence(all) => Value::Sequence(
-                all.into_iter().map(|v| v.value(depth + 1)).collect::<Result<_>>()?,
-            ),
+            Self::Sequence(all) => {
+                Value::Sequence(all.into_iter().map(|v| v.value(depth + 1)).collect::<Result<_>>()?)
+            }
             Self::Optional(None) => Value::Optional(None),
             Self::Optional(Some(v)) => Value::Optional(Some(Box::new(v.value(depth + 1)?))),
         })
@@ -371,6 +376,22 @@ mod tests {
             let (form, bytes) = Form::of(&value).unwrap();
             assert_eq!(form.value(Buffer::copy_of(bytes.as_bytes())).unwrap(), value);
         }
+    }
+
+    #[test]
+    fn what_pretends_to_be_nested_without_end_is_no_value() {
+        // Sequences of one sequence.
+        let level = [&1_u32.to_le_bytes()[..], &1_u64.to_le_bytes()].concat();
+        let error = Form::Encoded.value(Buffer::copy_of(&level.repeat(1 << 18))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Format);
+        // A fact whose only extent is a quotient of quotients.
+        let fact = Fact { dtype: None, shape: Some(vec![Dim::fixed(0)]) };
+        let message = Message::Expect { ticket: 0, stage: 0, epoch: 0, output: 0, fact };
+        let mut head = message.encode().unwrap();
+        head.truncate(head.len() - 8);
+        let level = [&1_u64.to_le_bytes()[..], &1_u64.to_le_bytes(), &1_u32.to_le_bytes()].concat();
+        head.extend(level.repeat(3000));
+        assert!(matches!(Message::decode(&head), Err(LinkError::Malformed { .. })));
     }
 
     #[test]

@@ -218,7 +218,11 @@ impl StageSpec {
         crate::device::check_threads(self.threads as usize)?;
         let ports = self.graph.inputs().len().max(self.graph.outputs().len());
         if ports > super::message::MAX_PORTS {
-            bail!(Limit, "a stage of {ports} inputs or outputs; {} at most", super::message::MAX_PORTS);
+            bail!(
+                Limit,
+                "a stage of {ports} inputs or outputs; {} at most",
+                super::message::MAX_PORTS
+            );
         }
         if self.graph.outputs().is_empty() {
             bail!(Graph, "the stage has no outputs");

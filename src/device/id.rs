@@ -177,10 +177,14 @@ mod tests {
 
     #[test]
     fn names_are_normalised() {
-        for (given, shown) in
-            [("cpu", "cpu:0"), ("cpu:0", "cpu:0"), ("my-npu_2:07", "my-npu_2:7"), ("x", "x:0"),
-             ("w.1/cpu", "w.1/cpu:0"), ("10.0.0.7-7000/wgpu:1", "10.0.0.7-7000/wgpu:1")]
-        {
+        for (given, shown) in [
+            ("cpu", "cpu:0"),
+            ("cpu:0", "cpu:0"),
+            ("my-npu_2:07", "my-npu_2:7"),
+            ("x", "x:0"),
+            ("w.1/cpu", "w.1/cpu:0"),
+            ("10.0.0.7-7000/wgpu:1", "10.0.0.7-7000/wgpu:1"),
+        ] {
             let id = given.parse::<DeviceId>().unwrap();
             assert_eq!(id.to_string(), shown);
             assert!(id.is_named(shown) && !id.is_named(id.kind()) && !id.is_named("cpu:17"));

@@ -262,9 +262,7 @@ impl Prepared {
             .graph
             .unbound_params()
             .map(|v| v.name.as_str())
-            .filter(|n| {
-                !sealing.params.contains_key(*n) && !sealing.references.contains_key(*n)
-            })
+            .filter(|n| !sealing.params.contains_key(*n) && !sealing.references.contains_key(*n))
             .collect();
         if !unbound.is_empty() {
             return Err(err!(Missing, "{}", listing("parameters are not bound:", &unbound))

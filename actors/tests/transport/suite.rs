@@ -75,7 +75,7 @@ pub(crate) fn many_links_at_once(make: Make) {
     let pair = plain(make);
     let (on_link, ends) = taking();
     let listening = pair.server.listen(pair.address, on_link).unwrap();
-    let links: Vec<(End, End)> = (0..24)
+    let links: Vec<(End, End)> = (0..16)
         .map(|_| {
             let near = pair.connect_to(&listening.address()).unwrap();
             (near, ends.recv_timeout(PATIENCE).unwrap())
@@ -160,7 +160,7 @@ pub(crate) fn both_directions_at_once(make: Make) {
         .unwrap();
     let near = pair.client.connect(&listening.address(), Box::new(counting(1)), soon()).unwrap();
     let far = far.recv_timeout(PATIENCE).unwrap();
-    let end = Instant::now() + Duration::from_millis(1500);
+    let end = Instant::now() + Duration::from_millis(1000);
     let sent: Vec<u64> = std::thread::scope(|scope| {
         let threads = [&near, &far].map(|link| {
             scope.spawn(move || {

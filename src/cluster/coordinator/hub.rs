@@ -57,9 +57,7 @@ fn unguessable() -> [u8; 16] {
     // Each `RandomState` has keys of its own, from the system's random numbers.
     for half in out.chunks_mut(8) {
         let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u128(
-            std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_nanos()),
-        );
+        hasher.write_u128(std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_nanos()));
         half.copy_from_slice(&hasher.finish().to_le_bytes());
     }
     out
@@ -395,9 +393,8 @@ impl Hub {
                 }
                 continue;
             };
-            let held = held.get_or_insert_with(|| {
-                Arc::new(Held { key, hub: Arc::downgrade(self) })
-            });
+            let held =
+                held.get_or_insert_with(|| Arc::new(Held { key, hub: Arc::downgrade(self) }));
             let shape: Vec<usize> =
                 shape.iter().map(|n| usize::try_from(*n).unwrap_or(usize::MAX)).collect();
             let memory = Arc::new(HeldOutput { held: Arc::clone(held), output: *output });

@@ -12,7 +12,8 @@ impl Hub {
     /// An output of one stage goes to an input of another, from worker to worker.
     pub(super) fn connect(&self, from: u64, output: usize, to: u64, input: usize) -> Result<()> {
         let mut state = self.state();
-        let (Some(producer), Some(reader)) = (state.stages.get(&from), state.stages.get(&to)) else {
+        let (Some(producer), Some(reader)) = (state.stages.get(&from), state.stages.get(&to))
+        else {
             bail!(Stopped, "the stage was ended")
         };
         let made = producer.outputs.get(output);

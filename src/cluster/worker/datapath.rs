@@ -72,9 +72,10 @@ fn admits(taken: &Fact, given: &Fact) -> bool {
         (Some(_), None) => false,
         (Some(taken), Some(given)) => {
             taken.len() == given.len()
-                && taken.iter().zip(given).all(|(t, g)| {
-                    t.as_fixed().is_none() || t.as_fixed() == g.as_fixed()
-                })
+                && taken
+                    .iter()
+                    .zip(given)
+                    .all(|(t, g)| t.as_fixed().is_none() || t.as_fixed() == g.as_fixed())
         }
     };
     dtype && shape
@@ -135,7 +136,9 @@ impl Datapath {
                 spec.contract(),
                 self.contract()
             )
-            .with_help("names, dtypes and shapes of inputs and outputs must be those of the datapath"));
+            .with_help(
+                "names, dtypes and shapes of inputs and outputs must be those of the datapath",
+            ));
         }
         Ok(())
     }
@@ -186,6 +189,10 @@ mod tests {
 
     fn spec(extent: Dim) -> StageSpec {
         let mut g = GraphBuilder::new("g");
+        let extent = match extent.as_extent() {
+            Some(n) => n.into(),
+            None => "N".into(),
+        };
         let x = g.input("x", DType::F32, [extent]).unwrap();
         let y = g.relu(x).unwrap();
         StageSpec::new(g.finish([("y", y)]).unwrap())
@@ -203,7 +210,10 @@ mod tests {
         for (spec, words) in [
             (spec(Dim::fixed(4)), "`g`, which has no stage id,"),
             (spec(Dim::fixed(4)).stage_id("q"), "the stage `q` cannot be placed"),
-            (spec(Dim::fixed(5)).stage_id("p"), "is (x: f32[5]) -> (y: f32[5]), the fixed datapath"),
+            (
+                spec(Dim::fixed(5)).stage_id("p"),
+                "is (x: f32[5]) -> (y: f32[5]), the fixed datapath",
+            ),
             (spec(Dim::symbol("N")).stage_id("p"), "is (x: f32[N])"),
         ] {
             let error = four.check(&spec).unwrap_err();

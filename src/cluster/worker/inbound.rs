@@ -24,9 +24,15 @@ type Incomes = Result<Box<dyn Incoming>, LinkError>;
 enum Role {
     /// It has not said yet.
     Stranger,
-    Coordinator { session: Arc<Session>, generation: u64 },
+    Coordinator {
+        session: Arc<Session>,
+        generation: u64,
+    },
     /// Another worker.
-    Peer { session: Arc<Session>, from: String },
+    Peer {
+        session: Arc<Session>,
+        from: String,
+    },
     /// A coordinator that has closed its session.
     Over,
 }
@@ -72,8 +78,7 @@ impl Inbound {
             Message::Open { protocol, session, name, lease_ms } => {
                 self.check_protocol(protocol)?;
                 let lease = Duration::from_millis(lease_ms);
-                let (session, generation) =
-                    self.worker.open(session, &name, lease, &self.link)?;
+                let (session, generation) = self.worker.open(session, &name, lease, &self.link)?;
                 self.role = Role::Coordinator { session, generation };
             }
             Message::Join { protocol, session, from } => {
@@ -142,7 +147,10 @@ impl Inbound {
         let room = || -> Result<(Vec<u8>, Charge), Error> {
             if self.worker.is_draining() {
                 let name = &self.worker.name;
-                return Err(err!(Stopped, "the worker `{name}` is about to end and takes no stages"));
+                return Err(err!(
+                    Stopped,
+                    "the worker `{name}` is about to end and takes no stages"
+                ));
             }
             if length > MAX_SPEC_BYTES {
                 return Err(err!(

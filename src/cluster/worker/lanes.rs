@@ -115,10 +115,10 @@ mod tests {
         let mut threads = Vec::new();
         let asks = [(&one, of(1, 7)), (&one, of(2, 9)), (&one, of(2, 8)), (&two, of(0, 3))];
         for (n, (served, of)) in asks.into_iter().enumerate() {
-            let (lanes, served, stop, order) =
+            let (own, served, stop, order) =
                 (Arc::clone(&lanes), Arc::clone(served), Arc::clone(&stop), Arc::clone(&order));
             threads.push(std::thread::spawn(move || {
-                let lane = lanes.hold(&served, of, &stop).unwrap();
+                let lane = own.hold(&served, of, &stop).unwrap();
                 lock(&order).push(of);
                 drop(lane);
             }));

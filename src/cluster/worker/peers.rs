@@ -3,7 +3,7 @@
 //! A thread of its own dials, waits, and dials again when the link breaks, until the lease of the
 //! session is over.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,10 @@ use brigade_actors::transport::{Accept, Incoming, LinkError};
 use super::inbound::Nothing;
 use super::lock;
 use super::outlet::{Outlet, Parcel, Sent};
-use super::serving::{count, link_error};
+use super::serving::count;
 use super::session::Session;
 use super::store::Held;
+use crate::cluster::coordinator::link_error;
 use crate::cluster::message::{Message, OutputKey};
 use crate::error::{Error, Result, err};
 
@@ -24,6 +25,9 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 /// The pauses between attempts: at first, and at most.
 const PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// So many orders may wait for one link.
+const MAX_TICKETS: usize = 1 << 14;
 
 /// How often what waits for room in the queue is tried again, and how often there is a look at the
 /// rest.
@@ -81,8 +85,8 @@ struct State {
     lost: Option<LinkError>,
     /// Whether frames wait for room.
     full: bool,
-    /// What is to be handed over once the link stands.
-    waiting: Vec<(OutputKey, u32, Held)>,
+    /// What is to be handed over once the link stands, with its epoch.
+    waiting: BTreeMap<OutputKey, (u32, Held)>,
     tickets: Vec<Arc<Ticket>>,
 }
 
@@ -108,7 +112,7 @@ impl Peer {
                 taken: false,
                 lost: None,
                 full: false,
-                waiting: Vec::new(),
+                waiting: BTreeMap::new(),
                 tickets: Vec::new(),
             }),
             changed: Condvar::new(),
@@ -151,7 +155,7 @@ impl Peer {
             match state.phase {
                 Phase::Over => return,
                 Phase::Dialling => {
-                    state.waiting.push((what, epoch, held));
+                    state.waiting.insert(what, (epoch, held));
                     return;
                 }
                 Phase::Standing => {}
@@ -175,7 +179,7 @@ impl Peer {
             Sent::Gone => {
                 let mut state = lock(&self.state);
                 if state.phase != Phase::Over {
-                    state.waiting.push((what, epoch, held));
+                    state.waiting.insert(what, (epoch, held));
                     state.lost.get_or_insert(LinkError::Closed);
                     self.changed.notify_all();
                 }
@@ -188,6 +192,9 @@ impl Peer {
         let outcome = {
             let mut state = lock(&self.state);
             match state.phase {
+                Phase::Dialling if state.tickets.len() >= MAX_TICKETS => {
+                    Err(err!(Limit, "{MAX_TICKETS} orders wait for the worker `{}`", self.name))
+                }
                 Phase::Dialling => {
                     state.tickets.push(Arc::clone(ticket));
                     return;
@@ -290,7 +297,7 @@ impl Peer {
         let accept = Box::new(Dialled { peer: Arc::clone(self), attempt });
         let link = session.worker.transport.connect(&self.address, accept, until)?;
         self.out.attach(link, Parcel { head: join, payload: None });
-        self.out.send(Parcel { head: ping, payload: None });
+        let mut full = self.out.send(Parcel { head: ping, payload: None }) == Sent::Waits;
         let mut state = lock(&self.state);
         loop {
             if state.phase == Phase::Over {
@@ -307,8 +314,14 @@ impl Peer {
                 let what = format!("{} to take the link", self.address);
                 return Err(LinkError::Timeout { what, after: ATTEMPT });
             }
+            let left = if full { left.min(RETRY) } else { left };
             let wait = self.changed.wait_timeout(state, left);
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            if full {
+                drop(state);
+                full = self.out.flush();
+                state = lock(&self.state);
+            }
         }
     }
 
@@ -323,13 +336,12 @@ impl Peer {
             (std::mem::take(&mut state.waiting), std::mem::take(&mut state.tickets))
         };
         if !first {
-            all.extend(session.routed_to(&self.name));
-        }
-        let mut seen = HashSet::new();
-        for (what, epoch, held) in all {
-            if seen.insert(what) {
-                self.hand_over(session, what, epoch, held);
+            for (what, epoch, held) in session.routed_to(&self.name) {
+                all.insert(what, (epoch, held));
             }
+        }
+        for (what, (epoch, held)) in all {
+            self.hand_over(session, what, epoch, held);
         }
         for ticket in tickets {
             ticket.settle(session, Ok(()));

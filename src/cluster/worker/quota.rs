@@ -45,7 +45,9 @@ impl Ledger {
                 self.what,
                 self.most
             )
-            .with_help("raise the limit, cut the model into more stages, or keep fewer items in flight"));
+            .with_help(
+                "raise the limit, cut the model into more stages, or keep fewer items in flight",
+            ));
         }
         if let Some(above) = &self.above
             && let Err(e) = above.take(bytes)

@@ -14,9 +14,10 @@ use super::lanes::Lanes;
 use super::quota::Ledger;
 use super::session::Session;
 use super::{Offered, QUOTA, Worker, lock};
+use crate::cluster::coordinator::link_error;
 use crate::cluster::message::{Message, SessionId};
-use crate::device::{Device, DeviceId};
-use crate::error::{Error, ErrorKind, Result, err};
+use crate::device::DeviceId;
+use crate::error::{Result, err};
 use crate::import::WeightCache;
 use crate::registry::Registry;
 
@@ -30,6 +31,9 @@ const INTRODUCTION: Duration = Duration::from_secs(5);
 /// How often what waits for room in a queue is tried again, and how often there is a look at the rest.
 const RETRY: Duration = Duration::from_millis(2);
 const LOOK: Duration = Duration::from_millis(200);
+
+/// The stack of a thread of a session: as that of a program's first thread, since graphs are nested.
+const STACK: usize = 8 << 20;
 
 /// How long the end of a worker waits for its threads: one that is in a kernel finishes that first.
 const END: Duration = Duration::from_secs(5);
@@ -144,7 +148,8 @@ impl Shared {
         }
         *lock(&self.threads) += 1;
         let counted = Counted(Arc::clone(self));
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let builder = std::thread::Builder::new().name(name).stack_size(STACK);
+        let thread = builder.spawn(move || {
             let _counted = counted;
             run();
         });
@@ -159,7 +164,8 @@ impl Shared {
 
     /// Whether this peer may ship stages.
     pub(super) fn check_allowed(&self, identity: Option<&str>) -> Result<(), LinkError> {
-        if self.allowed.is_empty() || identity.is_some_and(|i| self.allowed.iter().any(|a| a == i)) {
+        if self.allowed.is_empty() || identity.is_some_and(|i| self.allowed.iter().any(|a| a == i))
+        {
             return Ok(());
         }
         let who = match identity {
@@ -233,7 +239,16 @@ impl Shared {
         let gone = lock(&self.sessions).remove(&id);
         if let Some(session) = gone {
             session.end();
+            self.forget_files();
             self.gone.notify_all();
+        }
+    }
+
+    /// Weight files are mapped for all sessions; when the last of them has ended, a file that was
+    /// replaced by another is to be read anew.
+    fn forget_files(&self) {
+        if lock(&self.sessions).is_empty() {
+            self.weights.clear();
         }
     }
 
@@ -242,8 +257,7 @@ impl Shared {
     }
 
     /// What has to happen by the clock. Gives when there is to be a look again.
-    fn tick(&self) -> Duration {
-        let now = Instant::now();
+    pub(super) fn tick(&self, now: Instant) -> Duration {
         let mut expired = Vec::new();
         lock(&self.sessions).retain(|_, session| {
             let over = session.is_expired(now);
@@ -256,6 +270,7 @@ impl Shared {
             session.end();
         }
         if !expired.is_empty() {
+            self.forget_files();
             self.gone.notify_all();
         }
         let mut late = Vec::new();
@@ -304,14 +319,14 @@ fn run_clock(shared: &Weak<Shared>, woken: &Receiver<()>) {
     loop {
         let _ = woken.recv_timeout(wait);
         let Some(shared) = shared.upgrade() else { return };
-        wait = shared.tick();
+        wait = shared.tick(Instant::now());
     }
 }
 
 /// A worker that serves, until this is closed or dropped.
 pub struct Serving {
-    shared: Arc<Shared>,
-    listening: Option<Box<dyn Listening>>,
+    pub(super) shared: Arc<Shared>,
+    listening: Mutex<Option<Box<dyn Listening>>>,
     address: String,
 }
 
@@ -364,17 +379,16 @@ impl Serving {
             .spawn(move || run_clock(&clock, &woken))
             .map_err(|e| err!(Limit, "no thread could be started").with_source(e))?;
         let served = Arc::clone(&shared);
-        let on_link = Arc::new(move |link: Link| {
-            Ok(Box::new(Inbound::new(&served, link)?) as Box<_>)
-        });
+        let on_link =
+            Arc::new(move |link: Link| Ok(Box::new(Inbound::new(&served, link)?) as Box<_>));
         let listening = transport.listen(address, on_link).map_err(link_error)?;
         let address = listening.address();
-        Ok(Self { shared, listening: Some(listening), address })
+        Ok(Self { shared, listening: Mutex::new(Some(listening)), address })
     }
 
     /// The address that peers connect to, with the port that was given where 0 was asked for.
-    pub fn address(&self) -> &str {
-        &self.address
+    pub fn address(&self) -> String {
+        self.address.clone()
     }
 
     /// What it has done, and holds now.
@@ -387,7 +401,7 @@ impl Serving {
     /// runs goes on all the while; close or drop it afterwards.
     pub fn drain(&self, within: Duration) -> bool {
         self.shared.draining.store(true, Ordering::Relaxed);
-        if let Some(listening) = &self.listening {
+        if let Some(listening) = &*lock(&self.listening) {
             listening.set_serving(false);
         }
         for session in self.shared.all() {
@@ -419,7 +433,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.shared.draining.store(true, Ordering::Relaxed);
-        if let Some(listening) = self.listening.take() {
+        if let Some(listening) = lock(&self.listening).take() {
             listening.set_serving(false);
             listening.close();
         }
@@ -440,18 +454,4 @@ impl Drop for Serving {
             threads = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-}
-
-/// An error of the transport as one of this crate.
-pub(super) fn link_error(error: LinkError) -> Error {
-    let kind = match &error {
-        LinkError::Timeout { .. } => ErrorKind::Deadline,
-        LinkError::TooLong { .. } | LinkError::Full { .. } => ErrorKind::Limit,
-        LinkError::Malformed { .. } | LinkError::Version { .. } => ErrorKind::Format,
-        LinkError::Refused { .. } | LinkError::Security { .. } | LinkError::Address { .. } => {
-            ErrorKind::Usage
-        }
-        _ => ErrorKind::Io,
-    };
-    Error::new(kind, error.to_string())
 }

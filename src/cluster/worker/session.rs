@@ -38,7 +38,7 @@ const MAX_QUEUED: usize = 4096;
 const POOL_BYTES: u64 = 256 << 20;
 
 /// The longest lease.
-const MAX_LEASE: Duration = Duration::from_secs(24 * 3600);
+const MAX_LEASE: Duration = Duration::from_secs(3600);
 
 /// A stage that was shipped.
 struct Placed {
@@ -248,34 +248,47 @@ impl Session {
         };
         if let Some(before) = before {
             before.stop.store(true, Ordering::Relaxed);
-            let freed = lock(&self.store).replace(stage);
-            drop((before, freed));
         }
+        let freed = lock(&self.store).replace(stage);
+        drop(freed);
         let session = Arc::clone(self);
         let placing = Placing { stage, epoch, bytes, charge, jobs: queue, stop };
         let name = format!("stage-{stage}.{epoch}");
+        let own = Arc::clone(&placing.stop);
         if let Err(e) = self.worker.spawn(name, move || stage::run(&session, placing)) {
-            self.refused(stage, epoch, &e);
+            self.not_ready(stage, epoch, &own, &e);
         }
     }
 
-    /// A stage cannot be made ready.
-    pub(super) fn refused(&self, stage: u64, epoch: u32, error: &Error) {
-        if let Entry::Occupied(placed) = lock(&self.stages).entry(stage)
-            && placed.get().epoch == epoch
-            && placed.get().took.is_none()
-        {
-            placed.remove();
+    /// A stage that was shipped, which this tells from others, cannot be made ready.
+    pub(super) fn not_ready(&self, stage: u64, epoch: u32, own: &Arc<AtomicBool>, error: &Error) {
+        match lock(&self.stages).entry(stage) {
+            Entry::Occupied(placed) if Arc::ptr_eq(&placed.get().stop, own) => {
+                placed.remove();
+            }
+            // It was replaced or dropped meanwhile: nobody waits for it.
+            _ => return,
         }
+        self.refused(stage, epoch, error);
+    }
+
+    /// A stage is not taken.
+    pub(super) fn refused(&self, stage: u64, epoch: u32, error: &Error) {
         self.send(&Message::Refused { stage, epoch, error: error.into() });
     }
 
     /// A stage is ready, unless it was replaced or dropped meanwhile.
-    pub(super) fn ready(&self, stage: u64, declared: Declared, took: Readiness) -> bool {
+    pub(super) fn ready(
+        &self,
+        stage: u64,
+        own: &Arc<AtomicBool>,
+        declared: Declared,
+        took: Readiness,
+    ) -> bool {
         let epoch = declared.epoch;
         {
             let mut stages = lock(&self.stages);
-            let Some(placed) = stages.get_mut(&stage).filter(|p| p.epoch == epoch) else {
+            let Some(placed) = stages.get_mut(&stage).filter(|p| Arc::ptr_eq(&p.stop, own)) else {
                 return false;
             };
             placed.took = Some(took);
@@ -391,13 +404,17 @@ impl Session {
     fn deliver(&self, of: FiringKey, delivery: Delivery) {
         let Delivery { start_ns, end_ns, give, kept } = delivery;
         for (output, held) in give {
-            match (Message::Output { of, output, form: held.form.clone() }).encode() {
-                Ok(head) => self.send_parcel(Parcel { head, payload: Some(held) }),
-                Err(e) => return self.failed(of, (&e).into()),
-            }
+            self.give(of, output, held);
         }
         match (Message::Done { of, start_ns, end_ns, kept }).encode() {
             Ok(head) => self.send_parcel(Parcel { head, payload: None }),
+            Err(e) => self.failed(of, (&e).into()),
+        }
+    }
+
+    fn give(&self, of: FiringKey, output: u32, held: Held) {
+        match (Message::Output { of, output, form: held.form.clone() }).encode() {
+            Ok(head) => self.send_parcel(Parcel { head, payload: Some(held) }),
             Err(e) => self.failed(of, (&e).into()),
         }
     }
@@ -493,9 +510,12 @@ impl Session {
         Ok(peer)
     }
 
-    /// Hands a kept output over.
+    /// Hands a kept output over: to another worker, or to the coordinator where none is named.
     pub(super) fn hand_over(self: &Arc<Self>, what: OutputKey, to: &(String, String)) {
         let Some((epoch, held)) = self.with_store(|s| s.kept(what)) else { return };
+        if to.0.is_empty() {
+            return self.give(what.of, what.output, held);
+        }
         if to.0 == self.name {
             return;
         }

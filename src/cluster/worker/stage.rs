@@ -18,6 +18,7 @@ use crate::cluster::StageSpec;
 use crate::cluster::message::{FiringKey, Message, Readiness};
 use crate::device::{CompiledSegment, Delivery, DeviceId, Instance, InstanceOptions};
 use crate::error::{ErrorKind, Result, bail, err};
+use crate::graph::Fact;
 use crate::import::WeightCache;
 use crate::pipeline::{caught, checked};
 use crate::tensor::Value;
@@ -68,9 +69,10 @@ pub(super) fn run(session: &Arc<Session>, placing: Placing) {
     drop((bytes, charge));
     let (mut ready, declared, took) = match loaded {
         Ok(loaded) => loaded,
-        Err(e) => return session.refused(stage, epoch, &e),
+        Err(e) => return session.not_ready(stage, epoch, &stop, &e),
     };
-    if !session.ready(stage, declared, took) {
+    let facts = declared.inputs.clone();
+    if !session.ready(stage, &stop, declared, took) {
         return;
     }
     while let Ok(of) = jobs.recv() {
@@ -78,7 +80,7 @@ pub(super) fn run(session: &Arc<Session>, placing: Placing) {
             return;
         }
         let Some(job) = session.start(of) else { continue };
-        let (values, charges) = values(job.inputs);
+        let (values, charges) = values(job.inputs, &facts);
         let Some(lane) = ready.lanes.hold(&session.served, of, &stop) else { return };
         let start = session.worker.clock_ns();
         let outputs = values.and_then(|inputs| ready.compute(inputs));
@@ -89,13 +91,17 @@ pub(super) fn run(session: &Arc<Session>, placing: Placing) {
     }
 }
 
-/// The values that are held, and what keeps them charged.
-fn values(held: Vec<Held>) -> (Result<Vec<Value>>, Vec<Arc<Charge>>) {
+/// The values that are held, which must be what is declared, and what keeps them charged.
+fn values(held: Vec<Held>, facts: &[Fact]) -> (Result<Vec<Value>>, Vec<Arc<Charge>>) {
     let (values, charges): (Vec<_>, Vec<_>) = held.into_iter().map(Held::into_value).unzip();
-    let name = |(value, port): (Result<Value>, usize)| {
-        value.map_err(|e| e.within(&format!("input {port}")))
+    let check = |(port, (value, fact)): (usize, (Result<Value>, &Fact))| {
+        let checked = value.and_then(|value| match fact.admits(&value) {
+            Ok(()) => Ok(value),
+            Err(why) => Err(err!(Shape, "{why}")),
+        });
+        checked.map_err(|e| e.within(&format!("input {port}")))
     };
-    (values.into_iter().zip(0..).map(name).collect(), charges)
+    (values.into_iter().zip(facts).enumerate().map(check).collect(), charges)
 }
 
 /// Bytes that the weights of a stage take as they are declared.
@@ -170,6 +176,9 @@ fn compiled(
     began: Instant,
 ) -> Result<(Stage, Readiness)> {
     let worker = &session.worker;
+    if let Some(id) = spec.wanted_stage() {
+        bail!(Unsupported, "the stage is for the fixed datapath `{id}`, which is not here");
+    }
     let device = worker.offered.resolve(spec.wanted_device(), &worker.registry)?;
     let id = device.id().clone();
     let mut charge = ledger.charge(declared_bytes(spec))?;

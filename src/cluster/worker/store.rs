@@ -200,27 +200,23 @@ impl Store {
         self.stages.insert(stage, declared);
     }
 
-    /// A stage is replaced: what it has not computed is forgotten, what it has is kept.
+    /// A stage is replaced: its firings are forgotten, since its coordinator orders again those that
+    /// it needs, under the new epoch. Its routes stay.
     pub(super) fn replace(&mut self, stage: u64) -> Freed {
         self.stages.remove(&stage);
-        self.take_firings(|of, f| of.stage == stage && !matches!(f.phase, Phase::Done(_)))
-    }
-
-    /// A stage has ended: everything of it is forgotten.
-    pub(super) fn drop_stage(&mut self, stage: u64) -> Freed {
-        self.stages.remove(&stage);
-        self.routes.retain(|(s, _), _| *s != stage);
-        self.take_firings(|of, _| of.stage == stage)
-    }
-
-    fn take_firings(&mut self, gone: impl Fn(&FiringKey, &Firing) -> bool) -> Freed {
-        let keys = self.firings.iter().filter(|(of, f)| gone(of, f)).map(|(of, _)| *of);
-        let keys: Vec<FiringKey> = keys.collect();
+        let keys: Vec<FiringKey> =
+            self.firings.keys().filter(|of| of.stage == stage).copied().collect();
         let mut freed = Freed::default();
         for of in keys {
             freed._firings.extend(self.remove(of));
         }
         freed
+    }
+
+    /// A stage has ended: everything of it is forgotten.
+    pub(super) fn drop_stage(&mut self, stage: u64) -> Freed {
+        self.routes.retain(|(s, _), _| *s != stage);
+        self.replace(stage)
     }
 
     fn remove(&mut self, of: FiringKey) -> Option<Firing> {
@@ -316,9 +312,8 @@ impl Store {
     ) -> Admission {
         let Some(stage) = self.stages.get(&of.stage) else { return Admission::Discard };
         let firing = self.firings.get(&of);
-        let wanted = firing.is_none_or(|f| {
-            matches!(f.phase, Phase::Open) && !f.inputs.contains_key(&port)
-        });
+        let wanted =
+            firing.is_none_or(|f| matches!(f.phase, Phase::Open) && !f.inputs.contains_key(&port));
         if !wanted {
             return Admission::Discard;
         }
@@ -486,11 +481,8 @@ impl Store {
         match checked {
             Ok(true) => {}
             Ok(false) => return Fired::Stale,
-            Err(e) => {
-                let error = WireError::from(&e);
-                self.fail(of, error.clone());
-                return Fired::Failed(error);
-            }
+            // Not remembered: the stage may still come.
+            Err(e) => return Fired::Failed(WireError::from(&e)),
         }
         let old = self.firings.entry(of).or_default().order.take();
         self.unregister(of, old.as_ref());
@@ -681,7 +673,6 @@ impl Outcome {
         Delivery { start_ns: self.start_ns, end_ns: self.end_ns, give: given, kept }
     }
 }
-
 
 #[cfg(test)]
 mod tests;

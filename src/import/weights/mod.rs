@@ -17,9 +17,9 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use cache::{WeightCache, WeightProgress, WeightStats};
-pub use scheme::{SCHEMES, WeightRequest, WeightScheme, WeightSchemes};
 #[cfg(feature = "cluster")]
 pub(crate) use scheme::sha256;
+pub use scheme::{SCHEMES, WeightRequest, WeightScheme, WeightSchemes};
 pub(super) use stored::decoded;
 pub use stored::{StoredWeight, WeightType};
 pub use uri::WeightUri;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::time::Instant;
 
 use http::{Method, Request, StatusCode, Version};
@@ -143,13 +144,26 @@ async fn open(shared: &Shared, target: &Target, step: &AtomicUsize) -> Result<Op
     };
     step.store(3, Ordering::Relaxed);
     let fault = connection.fault();
-    let lost = |error: &hyper::Error| settings::lost(error, &fault, options);
+    let lost = |error: &hyper::Error| match settings::lost(error, &fault, options) {
+        LinkError::Lost { why } if shared.tls.is_none() => {
+            LinkError::Lost { why: format!("{why}; or does the peer want TLS?") }
+        }
+        why => why,
+    };
     let (mut requests, connection) = settings::client(options)
         .handshake(TokioIo::new(connection))
         .await
         .map_err(|error| lost(&error))?;
-    // Errors of the connection show in the streams on it.
-    let connection = Aborting(Some(tokio::spawn(async move { drop(connection.await) })));
+    let connection = {
+        let (fault, options) = (fault.clone(), options.clone());
+        Aborting(Some(tokio::spawn(async move {
+            let mut connection = pin!(connection);
+            if let Err(error) = connection.as_mut().await {
+                // Before the connection is dropped, which its streams notice.
+                fault.lost(settings::lost(&error, &fault, &options));
+            }
+        })))
+    };
     let core = Core::new(Peer { address: target.address.clone(), identity }, options);
     let places = Arc::new(Places::default());
     core.woken_by(Arc::clone(&places) as _);

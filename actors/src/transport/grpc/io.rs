@@ -21,6 +21,11 @@ impl Fault {
         lock(&self.0).clone()
     }
 
+    /// Notes why the connection as a whole has ended, if nothing else is known.
+    pub(super) fn lost(&self, why: LinkError) {
+        lock(&self.0).get_or_insert(why);
+    }
+
     fn note(&self, error: &io::Error) {
         lock(&self.0).get_or_insert_with(|| {
             tls::explain(error).unwrap_or_else(|| LinkError::Lost { why: words(error) })

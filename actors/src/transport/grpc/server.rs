@@ -259,9 +259,13 @@ async fn serve(conn: &Arc<Conn>, connection: Connection, deadline: Instant) {
         let greeted = conn.taken.load(Ordering::SeqCst);
         tokio::select! {
             ended = &mut http => {
-                if let (Err(error), false) = (ended, conn.taken.load(Ordering::SeqCst)) {
+                if let Err(error) = ended {
                     let why = settings::lost(&error, &conn.fault, options);
-                    conn.listener.shared.refused(&conn.address, &why);
+                    if !conn.taken.load(Ordering::SeqCst) {
+                        conn.listener.shared.refused(&conn.address, &why);
+                    }
+                    // Before the connection is dropped, which its streams notice.
+                    conn.fault.lost(why);
                 }
                 return;
             }

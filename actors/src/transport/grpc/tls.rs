@@ -170,6 +170,12 @@ fn words(error: &Error) -> String {
             AlertDescription::UnknownCA => {
                 "the peer does not know the authority of the certificate of this side".to_owned()
             }
+            // A signature that does not fit: an authority of this name, with another key.
+            AlertDescription::DecryptError => {
+                "the peer does not know the authority of the certificate of this side, but another of \
+                 the same name"
+                    .to_owned()
+            }
             AlertDescription::CertificateExpired => {
                 "to the peer the certificate of this side has expired, or is not valid yet"
                     .to_owned()
