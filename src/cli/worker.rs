@@ -62,9 +62,13 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     for root in &args.weights_root {
         weights = weights.with_root(root)?;
     }
-    let transport =
-        args.secured.open(&args.name, std::iter::once(args.listen.as_str()), Duration::from_secs(5))?;
-    let mut worker = Worker::new(args.name.as_str()).weights(weights).allow(args.allow.iter().cloned());
+    let transport = args.secured.open(
+        &args.name,
+        std::iter::once(args.listen.as_str()),
+        Duration::from_secs(5),
+    )?;
+    let mut worker =
+        Worker::new(args.name.as_str()).weights(weights).allow(args.allow.iter().cloned());
     for device in &args.device {
         worker = worker.device(device.clone());
     }
@@ -75,7 +79,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let address = serving.address().to_owned();
     // On a line of its own, at once, so that whoever started it can read the port.
     write_all(format!("listening on {address}\n").as_bytes())?;
-    runtime.block_on(ended()).map_err(|e| err!(Device, "signals cannot be waited for").with_source(e))?;
+    runtime
+        .block_on(ended())
+        .map_err(|e| err!(Device, "signals cannot be waited for").with_source(e))?;
     console.notice("finishing what is under way");
     let stats = serving.stats();
     let clean = serving.drain(args.drain);

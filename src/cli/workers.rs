@@ -43,8 +43,7 @@ fn all_loopback<'a>(mut addresses: impl Iterator<Item = &'a str>) -> bool {
     addresses.all(|a| {
         let host = a.rsplit_once(':').map_or(a, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        host == "localhost"
-            || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
     })
 }
 
@@ -152,7 +151,8 @@ impl std::str::FromStr for Named {
             return Err(err!(Usage, "`{text}` is no worker: write [NAME=]HOST:PORT, as in a:7000"));
         }
         let of_host = || {
-            let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+            let plain =
+                |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
             let name: String = host.to_lowercase().chars().map(plain).collect();
             name.trim_matches('-').to_owned()
         };
@@ -191,9 +191,9 @@ impl Workers {
         if let Some(limit) = self.connect_within {
             options = options.connect_within(limit);
         }
-        let folder = model.and_then(Path::parent).map(|p| {
-            if p.as_os_str().is_empty() { PathBuf::from(".") } else { p.to_owned() }
-        });
+        let folder = model
+            .and_then(Path::parent)
+            .map(|p| if p.as_os_str().is_empty() { PathBuf::from(".") } else { p.to_owned() });
         options = options.roots(roots.iter().cloned().chain(folder));
         // Several workers of one host are told apart by their ports.
         let mut workers: Vec<(String, String)> = Vec::with_capacity(self.workers.len());

@@ -41,20 +41,42 @@ const MAX_VALUES: u32 = 4096;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Word {
     /// First, from the rank that dials.
-    Hello { protocol: u32, world: u32, rank: u32 },
+    Hello {
+        protocol: u32,
+        world: u32,
+        rank: u32,
+    },
     /// The answer.
-    Welcome { rank: u32 },
+    Welcome {
+        rank: u32,
+    },
     /// A spec follows.
     Stage,
     /// The answer: what was compiled where.
-    Ready { device: String, nodes: u64 },
-    Refused { error: WireError },
+    Ready {
+        device: String,
+        nodes: u64,
+    },
+    Refused {
+        error: WireError,
+    },
     /// One value of an activation follows.
-    Value { number: u64, index: u32, of: u32, name: String, form: Form },
+    Value {
+        number: u64,
+        index: u32,
+        of: u32,
+        name: String,
+        form: Form,
+    },
     /// The activation with this number failed further up.
-    Failed { number: u64, error: WireError },
+    Failed {
+        number: u64,
+        error: WireError,
+    },
     /// An activation was taken.
-    Taken { number: u64 },
+    Taken {
+        number: u64,
+    },
     /// No more activations come.
     End,
 }
@@ -124,7 +146,7 @@ impl Shared {
 /// let y = g.add(x, x)?;
 /// let shipped = ship_stage(&zero, 1, &StageSpec::new(g.finish([("y", y)])?))?;
 /// assert_eq!(shipped.device, "cpu:0");
-/// send_activation(&zero, 1, 7, vec![("x".to_owned(), Tensor::new([2], vec![1.0_f32, 2.0])?.into())])?;
+/// send_activation(&zero, 1, 7, &[("x".to_owned(), Tensor::new([2], vec![1.0_f32, 2.0])?.into())])?;
 /// let back = recv_activation(&zero, 1)?.expect("the rank goes on");
 /// assert_eq!((back.number, back.values[0].0.as_str()), (7, "y"));
 /// assert_eq!(back.values[0].1.tensor()?.as_slice::<f32>()?, [2.0, 4.0]);
@@ -363,8 +385,7 @@ impl Accept for Ear {
             form.check(length, &crate::graph::Fact::unknown())
                 .map_err(|e| malformed(e.to_string()))?;
         }
-        let buffer =
-            buffer_for(&self.shared.pool, length).map_err(|e| malformed(e.to_string()))?;
+        let buffer = buffer_for(&self.shared.pool, length).map_err(|e| malformed(e.to_string()))?;
         Ok(Box::new(Heard { shared: Arc::clone(&self.shared), peer, word, buffer }))
     }
 
@@ -518,10 +539,9 @@ pub fn recv_stage(group: &ProcessGroup, host: &Worker) -> Result<WorkerStage> {
     })?;
     let made = StageSpec::decode(&bytes).and_then(|spec| host.stage(&spec));
     let answer = match &made {
-        Ok(stage) => Word::Ready {
-            device: stage.device().to_string(),
-            nodes: stage.nodes() as u64,
-        },
+        Ok(stage) => {
+            Word::Ready { device: stage.device().to_string(), nodes: stage.nodes() as u64 }
+        }
         Err(error) => Word::Refused { error: error.into() },
     };
     group.send(0, &answer, None)?;
@@ -537,7 +557,7 @@ pub fn send_activation(
     group: &ProcessGroup,
     to: usize,
     number: u64,
-    values: Vec<(String, Value)>,
+    values: &[(String, Value)],
 ) -> Result<()> {
     let to = group.peer(to)?;
     let of = u32::try_from(values.len()).unwrap_or(u32::MAX);
@@ -566,9 +586,7 @@ pub fn send_activation(
 pub fn recv_activation(group: &ProcessGroup, from: usize) -> Result<Option<Activation>> {
     let from = group.peer(from)?;
     let event = group.wait(from, "while an activation was awaited", |peer| {
-        let wanted = |e: &Event| {
-            matches!(e, Event::Activation(_) | Event::Failed(..) | Event::End)
-        };
+        let wanted = |e: &Event| matches!(e, Event::Activation(_) | Event::Failed(..) | Event::End);
         let at = peer.events.iter().position(wanted)?;
         peer.events.remove(at).map(Ok)
     })?;
@@ -616,7 +634,7 @@ pub fn serve_stage(group: &ProcessGroup, stage: &mut WorkerStage) -> Result<bool
     };
     match recv_activation(group, before) {
         Ok(Some(Activation { number, values })) => match stage.run(values) {
-            Ok(outputs) => send_activation(group, behind, number, outputs)?,
+            Ok(outputs) => send_activation(group, behind, number, &outputs)?,
             Err(error) => failed(number, &error)?,
         },
         Ok(None) => {
@@ -661,12 +679,8 @@ pub fn serve_stage_loop(group: &ProcessGroup, host: &Worker) -> Result<u64> {
 ///
 /// # Errors
 /// As [`serve_stage_loop`]; if a root is not there.
-pub fn serve_stage_uri(
-    group: &ProcessGroup,
-    roots: &[impl AsRef<std::path::Path>],
-) -> Result<u64> {
-    let weights = roots
-        .iter()
-        .try_fold(crate::WeightCache::new(), |cache, root| cache.with_root(root))?;
+pub fn serve_stage_uri(group: &ProcessGroup, roots: &[impl AsRef<std::path::Path>]) -> Result<u64> {
+    let weights =
+        roots.iter().try_fold(crate::WeightCache::new(), |cache, root| cache.with_root(root))?;
     serve_stage_loop(group, &Worker::new(format!("rank-{}", group.rank())).weights(weights))
 }

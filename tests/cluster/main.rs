@@ -109,8 +109,11 @@ fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
 fn expected(graph: &Graph, stages: usize, items: &[Tensor]) -> Vec<Vec<Value>> {
     let devices: Vec<String> = (0..stages).map(|n| format!("cpu:{n}")).collect();
     let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
-    let pipeline =
-        brigade::Pipeline::builder(graph.clone()).stages(stages, &devices).unwrap().spawn().unwrap();
+    let pipeline = brigade::Pipeline::builder(graph.clone())
+        .stages(stages, &devices)
+        .unwrap()
+        .spawn()
+        .unwrap();
     assert_eq!(pipeline.sequential().num_segments(), stages);
     items.iter().map(|x| pipeline.run([("x", x.clone())]).unwrap()).collect()
 }

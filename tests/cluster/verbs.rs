@@ -48,7 +48,7 @@ fn ranks_pass_typed_numbered_activations_and_errors_down_the_line() {
     // The second stage reads only `x`: what else comes is an error of the item, and the next one works.
     let x = |v: f32| Tensor::new([1, 2], vec![v, 2.0]).unwrap();
     for number in 0..20 {
-        send_activation(&zero, 1, number, vec![("x".to_owned(), x(number as f32).into())]).unwrap();
+        send_activation(&zero, 1, number, &[("x".to_owned(), x(number as f32).into())]).unwrap();
         let error = recv_activation(&zero, 2).unwrap_err();
         assert_eq!(error.item(), Some(number), "{error}");
         assert!(error.to_string().contains("`y`"), "{error}");
@@ -134,11 +134,11 @@ fn a_rank_that_takes_nothing_holds_the_sender_and_waits_end() {
     let zero = zero.with_deadline(Duration::from_millis(200));
     let x = || vec![("x".to_owned(), Value::from(Tensor::of_i64(&[1])))];
     for number in 0..brigade::cluster::WINDOW as u64 {
-        send_activation(&zero, 1, number, x()).unwrap();
+        send_activation(&zero, 1, number, &x()).unwrap();
     }
-    let error = send_activation(&zero, 1, 99, x()).unwrap_err();
+    let error = send_activation(&zero, 1, 99, &x()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Deadline, "{error}");
     assert_eq!(recv_activation(&one, 0).unwrap().unwrap().number, 0);
-    send_activation(&zero, 1, 99, x()).unwrap();
+    send_activation(&zero, 1, 99, &x()).unwrap();
     assert_eq!(recv_activation(&zero, 1).unwrap_err().kind(), ErrorKind::Deadline);
 }

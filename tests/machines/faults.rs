@@ -80,6 +80,7 @@ fn stream(pipeline: &Pipeline, items: usize, mut strike: impl FnMut()) -> Ran {
 
 /// Every item has its one result, and it is the right one.
 fn check(what: &str, ran: &Ran, expected: &[Vec<Value>]) {
+    println!("{what}: {:.1} s", ran.at.last().unwrap().as_secs_f64());
     assert_eq!(ran.results.len(), expected.len(), "{what}");
     for (n, (made, wanted)) in ran.results.iter().zip(expected).enumerate() {
         match made {
@@ -112,7 +113,8 @@ fn mended(what: &str, cluster: &Cluster, ran: &Ran, noticed: Duration) -> Loss {
         "{what}: placed again after {replaced:.3} s"
     );
     assert!(
-        after <= noticed + Duration::from_secs(1) + Duration::from_secs_f64(loss.load_and_compile_s),
+        after
+            <= noticed + Duration::from_secs(1) + Duration::from_secs_f64(loss.load_and_compile_s),
         "{what}: a pause of {after:?}"
     );
     // In mid-stream: the strike hit before the end.

@@ -34,7 +34,8 @@ impl Namespaces {
             let port = format!("v-{name}");
             let at = format!("10.77.0.{}/24", n + 1);
             ip(&[
-                "-n", &hub, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &space,
+                "-n", &hub, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns",
+                &space,
             ])?;
             ip(&["-n", &hub, "link", "set", &port, "master", "br0", "up"])?;
             ip(&["-n", &space, "addr", "add", &at, "dev", "eth0"])?;

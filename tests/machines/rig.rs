@@ -127,7 +127,11 @@ impl<'a> Rig<'a> {
         (transport("grpc").unwrap().open)(&options).unwrap()
     }
 
-    pub(crate) fn connect(&self, names: &[&str], options: ClusterOptions) -> Result<Cluster, Error> {
+    pub(crate) fn connect(
+        &self,
+        names: &[&str],
+        options: ClusterOptions,
+    ) -> Result<Cluster, Error> {
         let workers: Vec<(String, String)> =
             names.iter().map(|n| ((*n).to_owned(), Self::address(n))).collect();
         let transport = self.transport(&self.certificates(), "coordinator");

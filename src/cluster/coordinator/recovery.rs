@@ -69,12 +69,16 @@ impl Hub {
                     }
                 }
                 Life::Broken { why, .. } if !w.offers.is_empty() && silent > lease => {
-                    let why = format!("its link broke ({why}) and did not come back for {silent:.1?}");
+                    let why =
+                        format!("its link broke ({why}) and did not come back for {silent:.1?}");
                     self.lose(&mut state, at, &why);
                 }
                 Life::Broken { .. } if !w.dialling => dial.push(at),
                 Life::Lost { since, .. }
-                    if !w.dialling && !w.here && w.generation > 0 && since.elapsed() > LOOK_AGAIN =>
+                    if !w.dialling
+                        && !w.here
+                        && w.generation > 0
+                        && since.elapsed() > LOOK_AGAIN =>
                 {
                     dial.push(at);
                 }
@@ -90,7 +94,8 @@ impl Hub {
             let why = format!("a stage of it has work and completed nothing for {limit:?}");
             self.lose(&mut state, worker, &why);
         }
-        let unsent: Vec<u64> = state.firings.iter().filter(|(_, f)| !f.sent).map(|f| *f.0).collect();
+        let unsent: Vec<u64> =
+            state.firings.iter().filter(|(_, f)| !f.sent).map(|f| *f.0).collect();
         for firing in unsent {
             self.send_firing(&mut state, firing);
         }
@@ -241,7 +246,8 @@ impl Hub {
         }
         let mut again = Vec::new();
         let shipping = |p: &Phase| matches!(p, Phase::Shipping { .. });
-        let here = |s: &super::state::StageState| s.worker == at && (!s.adrift || shipping(&s.phase));
+        let here =
+            |s: &super::state::StageState| s.worker == at && (!s.adrift || shipping(&s.phase));
         for (number, s) in stages.iter().filter(|(_, s)| here(s)) {
             again.push(*number);
             if let (Phase::Shipping { .. }, Some(link)) = (&s.phase, &workers[at].link)
@@ -377,8 +383,11 @@ impl Hub {
         let mut places: Vec<usize> = {
             let state = self.state();
             let Some(stage) = state.stages.get(&number) else { return Ok(()) };
-            let stages = |w: usize| state.stages.values().filter(|s| s.worker == w && !s.adrift).count();
-            let fits = |w: &WorkerState| w.is_up() && !w.draining && !w.here && w.offer(&stage.device).is_some();
+            let stages =
+                |w: usize| state.stages.values().filter(|s| s.worker == w && !s.adrift).count();
+            let fits = |w: &WorkerState| {
+                w.is_up() && !w.draining && !w.here && w.offer(&stage.device).is_some()
+            };
             let mut all: Vec<usize> =
                 (0..state.workers.len()).filter(|w| fits(&state.workers[*w])).collect();
             all.sort_by_key(|w| stages(*w));
@@ -466,8 +475,7 @@ impl Hub {
             let super::state::Input::Held(held) = input else { continue };
             let what = OutputKey { of: held.held.key, output: held.output };
             // One that is placed again computes it once more, and hands it over by its route.
-            if placed.contains(&what.of.stage)
-                || Self::relayed(state, what.of.stage, stage.worker)
+            if placed.contains(&what.of.stage) || Self::relayed(state, what.of.stage, stage.worker)
             {
                 continue;
             }
@@ -483,8 +491,7 @@ impl Hub {
         let kind = transport("local").ok_or_else(|| err!(Internal, "no transport `local`"))?;
         let local = (kind.open)(&TransportOptions::new()).map_err(super::link_error)?;
         let name = format!("here-{}", self.memory());
-        let mut weights =
-            WeightCache::new().with_schemes(self.registry.weight_schemes().clone());
+        let mut weights = WeightCache::new().with_schemes(self.registry.weight_schemes().clone());
         for root in self.roots() {
             weights = weights.with_root(root)?;
         }
@@ -517,12 +524,15 @@ impl Hub {
         let ear = Ear { hub: Arc::downgrade(self), worker: at, generation: 1 };
         let deadline = Instant::now() + self.options.lease;
         let link = local.connect(&address, Box::new(ear), deadline).map_err(super::link_error)?;
-        tell(&link, &Message::Open {
-            protocol: PROTOCOL,
-            session: self.session,
-            name: "here".to_owned(),
-            lease_ms: u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX),
-        });
+        tell(
+            &link,
+            &Message::Open {
+                protocol: PROTOCOL,
+                session: self.session,
+                name: "here".to_owned(),
+                lease_ms: u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX),
+            },
+        );
         let mut state = self.state();
         state.workers[at].link = Some(link);
         while !state.workers[at].is_up() {

@@ -8,8 +8,8 @@ use brigade_actors::transport::{Accept, Frame, Incoming, LinkError};
 use super::StageTimes;
 use super::hub::{Hub, TIMES_KEPT, tell};
 use super::state::{Clock, Firing, Input, Phase, State};
-use crate::cluster::payload::Payload;
 use crate::cluster::message::{Feed, FiringKey, Form, Message, OutputKey, buffer_for};
+use crate::cluster::payload::Payload;
 use crate::device::Delivery;
 use crate::error::{Error, Result, err};
 use crate::graph::Fact;
@@ -35,9 +35,8 @@ impl Accept for Ear {
             Message::Output { of, output, form } => {
                 match hub.expected(*of, *output) {
                     Some(fact) => {
-                        form.check(length, &fact).map_err(|e| {
-                            malformed(format!("output {output} of a stage: {e}"))
-                        })?;
+                        form.check(length, &fact)
+                            .map_err(|e| malformed(format!("output {output} of a stage: {e}")))?;
                     }
                     None if length > STRAY_BYTES => {
                         return Err(malformed(format!("{length} bytes that nobody waits for")));

@@ -49,7 +49,10 @@ impl Worker {
                 }
                 None => {
                     if let Some(id) = spec.wanted_stage() {
-                        bail!(Unsupported, "the stage is for the fixed datapath `{id}`, which is not here");
+                        bail!(
+                            Unsupported,
+                            "the stage is for the fixed datapath `{id}`, which is not here"
+                        );
                     }
                     let device = offered.resolve(spec.wanted_device(), &self.registry)?;
                     let graph = spec.resolve(&self.weights)?;
