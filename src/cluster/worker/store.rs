@@ -4,14 +4,23 @@
 //! Plain data without locks, threads or links. Every message may come twice, too early or too late:
 //! what is here already is not taken again, what nobody will want is not taken at all.
 
+mod answers;
+mod held;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+
+pub(super) use answers::{Admission, Delivery, Finished, Fired, Job, Push};
+pub(super) use held::Held;
+
+use answers::Outcome;
 
 use super::quota::{Charge, Ledger};
 use crate::cluster::message::{Feed, FiringKey, Form, OutputKey, WireError};
 use crate::error::{Result, err};
 use crate::graph::Fact;
-use crate::tensor::{Buffer, DType, Value};
 
 /// The most firings of a session that are known at once, and the most tensors of other workers.
 const MAX_FIRINGS: usize = 1 << 16;
@@ -25,41 +34,6 @@ const REMEMBERED: usize = 1 << 14;
 /// So many tensors are kept that came after their firing was released: a worker that has been away
 /// may still send them, and they may still be asked for where a stage has moved here.
 const MAX_LATE: usize = 64;
-
-/// A value as it lies here, and as it is sent.
-#[derive(Clone, Debug)]
-pub(super) struct Held {
-    pub(super) form: Form,
-    pub(super) buffer: Buffer,
-    /// What it is charged as, wherever a handle on it is.
-    charge: Arc<Charge>,
-}
-
-impl Held {
-    pub(super) fn new(form: Form, buffer: Buffer, charge: Charge) -> Self {
-        Self { form, buffer, charge: Arc::new(charge) }
-    }
-
-    /// A value that was computed, charged to the ledger.
-    ///
-    /// # Errors
-    /// If it cannot be sent, or does not fit.
-    pub(super) fn of(value: &Value, ledger: &Arc<Ledger>) -> Result<Self> {
-        let (form, buffer) = Form::of(value)?;
-        let charge = ledger.charge(buffer.len() as u64)?;
-        Ok(Self::new(form, buffer, charge))
-    }
-
-    /// The value, and what keeps it charged.
-    pub(super) fn into_value(self) -> (Result<Value>, Arc<Charge>) {
-        (self.form.value(self.buffer), self.charge)
-    }
-
-    /// Whether it may go from worker to worker.
-    fn is_plain(&self) -> bool {
-        matches!(self.form, Form::Plain { .. })
-    }
-}
 
 /// A stage that is ready.
 #[derive(Debug)]
@@ -101,74 +75,6 @@ enum Phase {
     Running,
     Done(Outcome),
     Failed(WireError),
-}
-
-#[derive(Debug)]
-struct Outcome {
-    epoch: u32,
-    start_ns: u64,
-    end_ns: u64,
-    outputs: Vec<Held>,
-}
-
-/// What is to be done with a payload that is about to come.
-#[derive(Debug)]
-pub(super) enum Admission {
-    /// It is taken; its bytes are charged already.
-    Take(Charge),
-    /// Nobody wants it.
-    Discard,
-    /// It is older than what is expected.
-    Stale,
-    /// It is not what was agreed, which these firings do not survive.
-    Fail(Vec<FiringKey>, WireError),
-}
-
-/// What becomes of an order to compute.
-#[derive(Debug)]
-pub(super) enum Fired {
-    /// It waits for inputs, or is under way.
-    Pending,
-    /// All is there: it goes to its stage.
-    Ready,
-    /// It is of a stage that was replaced.
-    Stale,
-    /// It was computed before.
-    Done(Delivery),
-    Failed(WireError),
-}
-
-/// What a stage computes.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub(super) epoch: u32,
-    pub(super) inputs: Vec<Held>,
-}
-
-/// What the coordinator gets to know of a firing that is done.
-#[derive(Debug)]
-pub(super) struct Delivery {
-    pub(super) start_ns: u64,
-    pub(super) end_ns: u64,
-    pub(super) give: Vec<(u32, Held)>,
-    pub(super) kept: Vec<(u32, DType, Vec<u64>)>,
-}
-
-/// An output on its way to other workers.
-#[derive(Debug)]
-pub(super) struct Push {
-    pub(super) what: OutputKey,
-    pub(super) epoch: u32,
-    pub(super) held: Held,
-    pub(super) to: Arc<[String]>,
-}
-
-/// What follows from a firing that is done.
-#[derive(Debug)]
-pub(super) struct Finished {
-    pub(super) delivery: Delivery,
-    pub(super) pushes: Vec<Push>,
-    pub(super) ready: Vec<FiringKey>,
 }
 
 /// What was taken out of the store, to be freed without its lock.
@@ -656,23 +562,3 @@ impl Store {
         freed
     }
 }
-
-impl Outcome {
-    /// What the coordinator gets, if it asks for these outputs: the others are kept, unless they are
-    /// no tensors, which go nowhere else.
-    fn deliver(&self, give: &BTreeSet<u32>) -> Delivery {
-        let (mut given, mut kept) = (Vec::new(), Vec::new());
-        for (held, output) in self.outputs.iter().zip(0..) {
-            match &held.form {
-                Form::Plain { dtype, shape } if !give.contains(&output) => {
-                    kept.push((output, *dtype, shape.clone()));
-                }
-                _ => given.push((output, held.clone())),
-            }
-        }
-        Delivery { start_ns: self.start_ns, end_ns: self.end_ns, give: given, kept }
-    }
-}
-
-#[cfg(test)]
-mod tests;

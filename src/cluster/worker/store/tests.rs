@@ -3,6 +3,7 @@
 use super::*;
 use crate::DType;
 use crate::graph::Dim;
+use crate::tensor::Buffer;
 
 fn of(stage: u64, firing: u64) -> FiringKey {
     FiringKey { stage, firing }
@@ -137,7 +138,7 @@ fn what_is_given_and_what_is_kept() {
     };
     let given: Vec<u32> = done.delivery.give.iter().map(|g| g.0).collect();
     let kept: Vec<u32> = done.delivery.kept.iter().map(|g| g.0).collect();
-    assert_eq!((given, kept), (vec![1], vec![0]));
+    assert_eq!((given, kept), (vec![1], vec![0, 1]));
     assert_eq!(done.pushes.len(), 1);
     assert_eq!(
         (done.pushes[0].what, &done.pushes[0].to[..]),
