@@ -47,6 +47,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["error", "tensor", "graph", "ops", "passes", "device", "partition", "import", "registry"],
     ),
     ("check", &["error", "tensor", "graph", "ops", "import", "device", "partition", "pipeline"]),
+    ("cluster", &["error", "tensor", "graph", "ops", "import", "device", "pipeline", "registry"]),
 ];
 
 /// The names at the crate's root, and the rooms that they come from.
@@ -58,6 +59,8 @@ const RE_EXPORTS: &[(&str, &str)] = &[
     ("Value", "tensor"),
     ("DType", "tensor"),
     ("Shape", "tensor"),
+    ("DeviceId", "device"),
+    ("WeightCache", "import"),
 ];
 
 #[test]
