@@ -67,3 +67,7 @@ pub use tensor::{DType, Shape, Tensor, Value};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+#[cfg(all(doctest, feature = "cluster"))]
+#[doc = include_str!("../docs/cluster.md")]
+pub struct ClusterManual;
