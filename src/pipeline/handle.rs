@@ -294,7 +294,7 @@ impl Pipeline {
     }
 
     /// When the pipeline was spawned: the beginning of the times in its trace.
-    pub fn begun(&self) -> std::time::Instant {
+    pub fn begun(&self) -> Instant {
         self.inner.actors.begun()
     }
 
