@@ -21,6 +21,8 @@ mod placing;
 mod plan;
 mod results;
 mod run;
+#[cfg(feature = "cluster")]
+mod stage;
 mod table;
 mod weights;
 #[cfg(feature = "cluster")]
@@ -88,6 +90,9 @@ enum Command {
     /// Make the certificates of a cluster
     #[cfg(feature = "cluster")]
     Cluster(cluster::Args),
+    /// Show a stage spec
+    #[cfg(feature = "cluster")]
+    Stage(stage::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }
@@ -117,6 +122,8 @@ pub fn main() -> ExitCode {
         Command::Worker(args) => worker::run(args, &console),
         #[cfg(feature = "cluster")]
         Command::Cluster(args) => cluster::run(args, &console),
+        #[cfg(feature = "cluster")]
+        Command::Stage(args) => stage::run(args, &console),
         Command::Completions(args) => completions::run(args, &console),
     };
     match result {

@@ -211,12 +211,25 @@ impl Placing {
     fn connect(&self, model: Option<&Path>) -> Result<(Registry, Connected)> {
         let registry = Registry::default();
         #[cfg(feature = "cluster")]
-        if let Some(cluster) = self.workers.connect(&registry, model, &self.weights_root)? {
+        if let Some(cluster) = self
+            .workers
+            .connect(&registry, model.map_or_else(Vec::new, |model| self.roots(model)))?
+        {
             return Ok((cluster.registry().clone(), Connected { cluster: Some(cluster) }));
         }
         #[cfg(not(feature = "cluster"))]
         let _ = model;
         Ok((registry, Connected::default()))
+    }
+
+    /// The folders that the model and its weights lie below.
+    #[cfg(feature = "cluster")]
+    pub(super) fn roots(&self, model: &Path) -> Vec<PathBuf> {
+        let folder = match model.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        self.weights_root.iter().cloned().chain([folder]).collect()
     }
 
     fn options(&self) -> CompileOptions {
@@ -353,6 +366,16 @@ impl Connected {
         Vec::new()
     }
 
+    /// Adds to a trace what workers computed.
+    pub(super) fn add_to(&self, trace: &mut brigade_actors::Trace, begun: std::time::Instant) {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            cluster.add_to(trace, begun);
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = (trace, begun);
+    }
+
     /// Tells what workers did.
     pub(super) fn tell(&self, console: &Console) {
         #[cfg(feature = "cluster")]
@@ -391,6 +414,12 @@ pub(super) fn by_name<T, U>(
 }
 
 impl Placed {
+    /// How it is compiled.
+    #[cfg(feature = "cluster")]
+    pub(super) fn options(&self) -> &CompileOptions {
+        &self.options
+    }
+
     pub(super) fn notices(&self) -> Vec<String> {
         self.map.notices().iter().map(Notice::to_string).collect()
     }

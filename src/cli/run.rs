@@ -174,7 +174,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         sink.report = Some(report);
         let ran = sink.finish(pipeline.node_profile(), before);
         if let Some(path) = &args.trace {
-            let trace = pipeline.trace();
+            let mut trace = pipeline.trace();
+            placed_workers.add_to(&mut trace, pipeline.begun());
             if trace.dropped > 0 {
                 console
                     .notice(&format!("notice: the trace lacks its first {} events", trace.dropped));

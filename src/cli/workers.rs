@@ -173,8 +173,7 @@ impl Workers {
     pub(super) fn connect(
         &self,
         registry: &Registry,
-        model: Option<&Path>,
-        roots: &[PathBuf],
+        roots: Vec<PathBuf>,
     ) -> Result<Option<Cluster>> {
         if self.workers.is_empty() {
             return Ok(None);
@@ -191,10 +190,7 @@ impl Workers {
         if let Some(limit) = self.connect_within {
             options = options.connect_within(limit);
         }
-        let folder = model
-            .and_then(Path::parent)
-            .map(|p| if p.as_os_str().is_empty() { PathBuf::from(".") } else { p.to_owned() });
-        options = options.roots(roots.iter().cloned().chain(folder));
+        options = options.roots(roots);
         // Several workers of one host are told apart by their ports.
         let mut workers: Vec<(String, String)> = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {

@@ -1,5 +1,7 @@
 //! Pipelines over workers: within this process and over loopback.
 
+#![allow(clippy::unwrap_used)]
+
 mod loss;
 mod pipelines;
 mod verbs;

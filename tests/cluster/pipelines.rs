@@ -32,6 +32,14 @@ fn stages_on_workers_equal_local_ones_to_the_bit_and_tensors_pass_from_worker_to
             assert_eq!(site.worker(name).stats().tensors_to_peers, 200, "{kind} {name}");
         }
         assert_eq!(site.worker("w3").stats().tensors_to_peers, 0);
+        let mut trace = pipeline.trace();
+        let before = trace.actors.len();
+        cluster.add_to(&mut trace, pipeline.begun());
+        assert_eq!(trace.actors.len(), before + 3);
+        let computing = trace.events.iter().filter(|e| e.actor >= before).count();
+        assert_eq!(computing, 600, "each item at each stage, on one clock");
+        let now = pipeline.begun().elapsed().as_nanos() as u64;
+        assert!(trace.events.iter().all(|e| e.start_ns <= e.end_ns && e.start_ns <= now));
         // What nobody needs any more is given up on all sides.
         drop(pipeline);
         for name in ["w1", "w2", "w3"] {

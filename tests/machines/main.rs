@@ -3,10 +3,13 @@
 //!
 //! Needs root and `ip` (iproute2); without them it says so and passes, unless BRIGADE_REQUIRE_NETNS=1.
 //! The outer test makes the namespaces and runs itself again inside that of the coordinator.
-//! BRIGADE_ROUNDS=N strikes N times as often.
+//! BRIGADE_ROUNDS=N strikes N times as often. In release builds, with BRIGADE_MODELS, real models run, too
+//! (BRIGADE_MODEL_ITEMS of each, 2,000 unless told).
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod faults;
+mod models;
 mod namespaces;
 mod rig;
 
@@ -50,4 +53,5 @@ fn inside_the_coordinators_namespace() {
     let Ok(prefix) = std::env::var(INSIDE) else { return };
     let spaces = Namespaces::of(&prefix);
     faults::all(&spaces);
+    models::all(&spaces);
 }

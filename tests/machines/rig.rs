@@ -141,4 +141,4 @@ impl<'a> Rig<'a> {
 }
 
 /// The lease of these tests.
-pub(crate) const LEASE: Duration = Duration::from_secs(3);
+pub(crate) const LEASE: Duration = Duration::from_secs(2);

@@ -214,6 +214,34 @@ impl Cluster {
         self.hub.computed()
     }
 
+    /// Adds to the trace of a pipeline that began then what its workers computed meanwhile: one more
+    /// actor for each stage, on this process's clock. Between two clocks there is an error of at most
+    /// half of the [`round_trip_us`](WorkerReport::round_trip_us).
+    pub fn add_to(&self, trace: &mut brigade_actors::Trace, begun: std::time::Instant) {
+        let stats = self.stats();
+        let first = trace.actors.len();
+        for stage in &stats.stages {
+            trace.actors.push(brigade_actors::TraceActor {
+                name: format!("`{}` computing", stage.name),
+                device: stage.device.clone(),
+            });
+        }
+        let start = self.hub.start;
+        let ahead = start.saturating_duration_since(begun).as_nanos() as i128
+            - begun.saturating_duration_since(start).as_nanos() as i128;
+        let here = |ns: u64| u64::try_from(i128::from(ns) + ahead).ok();
+        for times in self.computed() {
+            let Some(at) = stats.stages.iter().position(|s| s.stage == times.stage) else {
+                continue;
+            };
+            if let (Some(start_ns), Some(end_ns)) = (here(times.start_ns), here(times.end_ns)) {
+                let (actor, seq) = (first + at, times.item);
+                trace.events.push(brigade_actors::TraceEvent { actor, seq, start_ns, end_ns });
+            }
+        }
+        trace.events.sort_by_key(|e| e.start_ns);
+    }
+
     /// Ends the session on all workers. Pipelines that have segments there fail from then on.
     pub fn close(&self) {
         self.hub.close();

@@ -221,7 +221,7 @@ impl Inbound {
                 Err(e) => match what {
                     What::Input { of, .. } => session.fail(of, &e),
                     What::Tensor(what) => {
-                        let failed = session.with_store(|s| s.spoil(what, (&e).into()));
+                        let failed = session.with_store(|s| s.spoil(what, &(&e).into()));
                         failed.into_iter().for_each(|of| session.failed(of, (&e).into()));
                     }
                 },

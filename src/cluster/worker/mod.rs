@@ -149,9 +149,10 @@ impl Worker {
     ///
     /// # Errors
     /// If a device that was named cannot be used here, or the address cannot be listened at.
+    #[allow(clippy::needless_pass_by_value)] // callers have a handle for it alone
     pub fn serve(self, transport: Arc<dyn Transport>, address: &str) -> Result<Serving> {
         let offered = Offered::new(&self)?;
-        Serving::start(self, offered, transport, address)
+        Serving::start(self, offered, &transport, address)
     }
 }
 

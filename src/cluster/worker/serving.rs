@@ -344,7 +344,7 @@ impl Serving {
     pub(super) fn start(
         worker: Worker,
         offered: Offered,
-        transport: Arc<dyn Transport>,
+        transport: &Arc<dyn Transport>,
         address: &str,
     ) -> Result<Self> {
         let memory = || {
@@ -360,7 +360,7 @@ impl Serving {
             weights: worker.weights,
             offered,
             allowed: worker.allowed,
-            transport: Arc::clone(&transport),
+            transport: Arc::clone(transport),
             counters: Counters::default(),
             began: Instant::now(),
             sessions: Mutex::default(),

@@ -386,12 +386,12 @@ impl Session {
         count(&self.worker.counters.firings);
         self.dispatch(finished.ready);
         for push in finished.pushes {
-            self.push(push);
+            self.push(&push);
         }
         self.deliver(of, finished.delivery);
     }
 
-    fn push(&self, push: Push) {
+    fn push(&self, push: &Push) {
         for name in &*push.to {
             let peer = lock(&self.peers).get(name).map(Arc::clone);
             if let Some(peer) = peer {

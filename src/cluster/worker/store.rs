@@ -314,13 +314,13 @@ impl Store {
                 let OutputKey { of, output } = what;
                 let error = e.within(&format!("output {output} of stage {}", of.stage));
                 let error = WireError::from(&error);
-                Admission::Fail(self.spoil(what, error.clone()), error)
+                Admission::Fail(self.spoil(what, &error), error)
             }
         }
     }
 
     /// A tensor of another worker cannot be taken: gives the firings that fail by it.
-    pub(super) fn spoil(&mut self, what: OutputKey, error: WireError) -> Vec<FiringKey> {
+    pub(super) fn spoil(&mut self, what: OutputKey, error: &WireError) -> Vec<FiringKey> {
         let waiting = self.waiting.get(&what).cloned().unwrap_or_default();
         let waiting: BTreeSet<FiringKey> = waiting.into_iter().collect();
         if self.tensors.len() < MAX_FIRINGS {
