@@ -166,6 +166,7 @@ impl Message {
 pub fn fuzz_messages(bytes: &[u8]) {
     let _ = Message::decode(bytes);
     let _ = super::StageSpec::decode(bytes);
+    super::group::fuzz_words(bytes);
     if let Ok(buffer) = Ok::<_, Error>(Buffer::copy_of(bytes)) {
         let _ = Form::Encoded.value(buffer);
     }
