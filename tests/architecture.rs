@@ -40,7 +40,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ops", &["error", "tensor", "graph", "kernels"]),
     ("passes", &["error", "tensor", "graph", "ops"]),
     ("import", &["error", "tensor", "graph", "kernels"]),
-    ("device", &["error", "tensor", "graph", "ops", "passes"]),
+    // Of `import` the names of weights alone: devices of workers read them where they are.
+    ("device", &["error", "tensor", "graph", "ops", "passes", "import"]),
     ("partition", &["error", "tensor", "graph", "device"]),
     (
         "pipeline",
