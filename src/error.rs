@@ -55,6 +55,35 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    const ALL: [Self; 20] = [
+        Self::Usage,
+        Self::Io,
+        Self::Format,
+        Self::Graph,
+        Self::Unsupported,
+        Self::UnknownName,
+        Self::Shape,
+        Self::DType,
+        Self::Missing,
+        Self::Duplicate,
+        Self::Device,
+        Self::Plan,
+        Self::Batch,
+        Self::Kernel,
+        Self::Panic,
+        Self::Full,
+        Self::Stopped,
+        Self::Deadline,
+        Self::Limit,
+        Self::Internal,
+    ];
+
+    /// The kind with these words.
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| k.as_str() == name)
+    }
+
     /// The kind in lower-case words, as used in JSON output.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -33,6 +33,8 @@ pub mod bench;
 pub mod check;
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod device;
 pub mod error;
 pub mod extend;

@@ -1,6 +1,7 @@
 //! What there is: operators and devices, the built-in ones and those that a user adds.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceId, FAMILIES, LEFT_OUT};
@@ -24,6 +25,17 @@ pub struct Registry {
     ops: OpRegistry,
     added: BTreeMap<DeviceId, Arc<dyn Device>>,
     weights: WeightSchemes,
+    sources: Sources,
+}
+
+/// What gives devices by their names.
+#[derive(Clone, Default)]
+struct Sources(Vec<Arc<dyn Fn(&DeviceId) -> Option<Arc<dyn Device>> + Send + Sync>>);
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} sources", self.0.len())
+    }
 }
 
 impl Registry {
@@ -31,6 +43,17 @@ impl Registry {
     #[must_use]
     pub fn with_device(mut self, device: Arc<dyn Device>) -> Self {
         self.added.insert(device.id().clone(), device);
+        self
+    }
+
+    /// With devices that are made when somebody names them; those that were added one by one, and
+    /// the listing, come first.
+    #[must_use]
+    pub fn with_device_source(
+        mut self,
+        source: impl Fn(&DeviceId) -> Option<Arc<dyn Device>> + Send + Sync + 'static,
+    ) -> Self {
+        self.sources.0.push(Arc::new(source));
         self
     }
 
@@ -69,16 +92,20 @@ impl Registry {
     /// # Errors
     /// If there is no such device, or it cannot be used here; with the reason.
     pub fn device(&self, id: &DeviceId) -> Result<Arc<dyn Device>> {
-        let device = match self.added.get(id) {
-            Some(device) => Arc::clone(device),
-            None => match FAMILIES.iter().find(|f| f.kind == id.kind()) {
+        let made = || self.sources.0.iter().find_map(|source| source(id));
+        let device = match self.added.get(id).cloned().or_else(made) {
+            Some(device) => device,
+            None => match FAMILIES.iter().find(|f| f.kind == id.kind() && id.worker().is_none()) {
                 Some(family) => (family.open)(id.number(), &self.ops)?,
                 None => {
                     let kinds: Vec<String> =
                         self.devices().iter().map(ToString::to_string).collect();
                     let mut help =
                         format!("there are {} (and `cpu` with any other number)", kinds.join(", "));
-                    if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind()) {
+                    if let Some(worker) = id.worker() {
+                        help += &format!("; no worker `{worker}` with it is connected");
+                    } else if let Some((kind, feature)) = LEFT_OUT.iter().find(|l| l.0 == id.kind())
+                    {
                         help += &format!("; `{kind}` needs a build with `--features {feature}`");
                     }
                     return Err(err!(Device, "there is no device `{id}`").with_help(help));

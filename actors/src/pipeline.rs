@@ -242,6 +242,12 @@ impl<P: Payload> Pipeline<P> {
         self.engine().trace()
     }
 
+    /// When the pipeline was spawned: the beginning of the times in its trace.
+    #[must_use]
+    pub fn begun(&self) -> Instant {
+        self.engine().origin
+    }
+
     /// Where the time since the spawn went: figures, report and trace in one call.
     #[must_use]
     pub fn profile(&self) -> Profile {

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use brigade::import::GgufFile;
 use brigade::pipeline::{StateStream, Ticket};
-use brigade::{Error, ErrorKind, HeteroExecutable, Pipeline, Result, Tensor, Value, WeightCache};
+use brigade::{
+    Error, ErrorKind, HeteroExecutable, Pipeline, Registry, Result, Tensor, Value, WeightCache,
+};
 
 use super::decoder::Decoder;
 
@@ -52,15 +54,30 @@ impl Generator {
     /// # Errors
     /// If the file cannot be read or is no Gemma 3 model, or an option makes no sense.
     pub(crate) fn open(path: &Path, file: &GgufFile, options: Options) -> Result<Self> {
+        Self::open_on(path, file, options, &Registry::default(), &["cpu:0", "cpu:1"])
+    }
+
+    /// As [`Self::open`], with the stages on these devices of a registry in turn.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; if a device is not there.
+    pub(crate) fn open_on(
+        path: &Path,
+        file: &GgufFile,
+        options: Options,
+        registry: &Registry,
+        devices: &[&str],
+    ) -> Result<Self> {
         let decoder = Decoder::new(file, &uri(path)?, options.positions, options.packed)?;
         let config = &decoder.config;
         let mut builder = Pipeline::builder(decoder.graph.clone())
-            .stages(options.stages, &["cpu:0", "cpu:1"])?
+            .registry(registry.clone())
+            .stages(options.stages, devices)?
             .weights(&WeightCache::new())
             .bind_all(decoder.weights.iter().cloned())
             .in_flight(options.streams.max(1))
             .expected_shape("tokens", &[1, 1]);
-        for device in ["cpu:0", "cpu:1"].iter().take(options.stages.clamp(1, 2)) {
+        for device in devices.iter().take(options.stages.max(1)) {
             builder = builder.threads(device.parse()?, options.threads);
         }
         for i in 0..config.layers {

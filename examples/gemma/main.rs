@@ -26,13 +26,14 @@ use brigade::{Error, ErrorKind, Result};
 use generate::{Generated, Generator, Options, greedy};
 use tokenizer::Tokenizer;
 
-const USAGE: &str = "usage: gemma [--prompt TEXT]... [--tokens N] [--stages N] [--threads N] [--decode] [--model FILE.gguf]
+const USAGE: &str = "usage: gemma [--prompt TEXT]... [--tokens N] [--stages N] [--threads N] [--decode] [--workers HOST:PORT,...] [--model FILE.gguf]
 
   --prompt TEXT   a text to go on with; each further one is a further stream
   --tokens N      how many tokens to generate for each (32)
   --stages N      into how many pipeline segments the decoder is cut, on two CPU devices in turn (2)
   --threads N     threads of each device (1)
   --decode        decode the quantised weights to f32 as they are loaded
+  --workers LIST  workers on this machine that the segments go to in turn (needs --features cluster)
   --model FILE    another Gemma 3 model";
 
 /// What the command line asks for.
@@ -42,6 +43,7 @@ struct Asked {
     stages: usize,
     threads: usize,
     packed: bool,
+    workers: Vec<String>,
     model: Option<PathBuf>,
 }
 
@@ -60,14 +62,21 @@ fn main() {
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> std::result::Result<Asked, String> {
-    let mut asked =
-        Asked { prompts: Vec::new(), tokens: 32, stages: 2, threads: 1, packed: true, model: None };
+    let mut asked = Asked {
+        prompts: Vec::new(),
+        tokens: 32,
+        stages: 2,
+        threads: 1,
+        packed: true,
+        workers: Vec::new(),
+        model: None,
+    };
     while let Some(flag) = args.next() {
         if flag == "--decode" {
             asked.packed = false;
             continue;
         }
-        let known = ["--prompt", "--tokens", "--stages", "--threads", "--model"];
+        let known = ["--prompt", "--tokens", "--stages", "--threads", "--workers", "--model"];
         if !known.contains(&flag.as_str()) {
             return Err(format!("there is no option `{flag}`"));
         }
@@ -80,6 +89,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> std::result::Result<Asked, S
             "--tokens" => asked.tokens = number()?,
             "--stages" => asked.stages = number()?,
             "--threads" => asked.threads = number()?,
+            "--workers" => asked.workers = value.split(',').map(str::to_owned).collect(),
             "--model" => asked.model = Some(value.into()),
             _ => asked.prompts.push(value),
         }
@@ -107,7 +117,14 @@ fn run(asked: Asked) -> Result<()> {
         streams: prompts.len(),
         packed: asked.packed,
     };
-    let generator = Generator::open(&path, &file, options)?;
+    let remote = Remote::connect(&asked.workers)?;
+    let generator = match &remote {
+        Some(remote) => {
+            let devices: Vec<&str> = remote.devices.iter().map(String::as_str).collect();
+            Generator::open_on(&path, &file, options, &remote.registry, &devices)?
+        }
+        None => Generator::open(&path, &file, options)?,
+    };
     println!("loaded in {:.2} s, {}", begun.elapsed().as_secs_f64(), generator.described());
 
     let mut choose = |_: usize, step: usize, logits: &brigade::Tensor| {
@@ -127,7 +144,63 @@ fn run(asked: Asked) -> Result<()> {
     println!("\nstreamed = sequential, on all {} prompts", prompts.len());
     println!("sequential {}", speed(&prompts, &sequential));
     println!("streamed   {}", speed(&prompts, &streamed));
+    if let Some(remote) = remote {
+        remote.tell();
+    }
     Ok(())
+}
+
+/// Workers that the segments go to.
+struct Remote {
+    registry: brigade::Registry,
+    devices: Vec<String>,
+    #[cfg(feature = "cluster")]
+    cluster: brigade::cluster::Cluster,
+}
+
+impl Remote {
+    #[cfg(feature = "cluster")]
+    fn connect(addresses: &[String]) -> Result<Option<Self>> {
+        use brigade::actors::transport::{TransportOptions, transport};
+        use brigade::cluster::{Cluster, ClusterOptions, link_error};
+        if addresses.is_empty() {
+            return Ok(None);
+        }
+        let kind = transport("grpc").ok_or_else(|| Error::new(ErrorKind::Internal, "no gRPC"))?;
+        let transport = (kind.open)(&TransportOptions::new()).map_err(link_error)?;
+        let workers: Vec<(String, String)> =
+            addresses.iter().enumerate().map(|(n, a)| (format!("w{n}"), a.clone())).collect();
+        let local = brigade::Registry::default();
+        let cluster = Cluster::connect(transport, &workers, &local, ClusterOptions::new())?;
+        let devices = workers.iter().map(|(name, _)| format!("{name}/cpu:0")).collect();
+        Ok(Some(Self { registry: cluster.registry().clone(), devices, cluster }))
+    }
+
+    #[cfg(not(feature = "cluster"))]
+    fn connect(addresses: &[String]) -> Result<Option<Self>> {
+        if addresses.is_empty() {
+            return Ok(None);
+        }
+        Err(Error::new(ErrorKind::Usage, "--workers needs a build with --features cluster"))
+    }
+
+    /// What each worker read of the file, and computed.
+    #[cfg(feature = "cluster")]
+    fn tell(&self) {
+        for stage in self.cluster.stats().stages {
+            println!(
+                "{}: read {:.1} MiB of weights, computed {:.2} s in {} firings",
+                stage.device,
+                stage.read_bytes as f64 / f64::from(1 << 20),
+                stage.busy_s,
+                stage.firings
+            );
+        }
+    }
+
+    #[cfg(not(feature = "cluster"))]
+    #[allow(clippy::unused_self)]
+    fn tell(&self) {}
 }
 
 /// Tokens a second: of the prompts, and of what followed their first token.

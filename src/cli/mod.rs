@@ -3,6 +3,8 @@
 mod bench;
 mod bind;
 mod check;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod completions;
 mod console;
 mod cutter;
@@ -19,8 +21,14 @@ mod placing;
 mod plan;
 mod results;
 mod run;
+#[cfg(feature = "cluster")]
+mod stage;
 mod table;
 mod weights;
+#[cfg(feature = "cluster")]
+mod worker;
+#[cfg(feature = "cluster")]
+mod workers;
 
 use std::process::ExitCode;
 
@@ -76,6 +84,15 @@ enum Command {
     Devices(devices::Args),
     /// List the operators
     Ops(ops::Args),
+    /// Serve stages of other machines' pipelines
+    #[cfg(feature = "cluster")]
+    Worker(worker::Args),
+    /// Make the certificates of a cluster
+    #[cfg(feature = "cluster")]
+    Cluster(cluster::Args),
+    /// Show a stage spec
+    #[cfg(feature = "cluster")]
+    Stage(stage::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }
@@ -101,6 +118,12 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args, &console),
         Command::Devices(args) => devices::run(args, &console),
         Command::Ops(args) => ops::run(args, &console),
+        #[cfg(feature = "cluster")]
+        Command::Worker(args) => worker::run(args, &console),
+        #[cfg(feature = "cluster")]
+        Command::Cluster(args) => cluster::run(args, &console),
+        #[cfg(feature = "cluster")]
+        Command::Stage(args) => stage::run(args, &console),
         Command::Completions(args) => completions::run(args, &console),
     };
     match result {

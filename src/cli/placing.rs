@@ -71,6 +71,9 @@ pub(super) struct Placing {
     /// (repeatable)
     #[arg(long, value_name = "DIR")]
     pub(super) weights_root: Vec<PathBuf>,
+    #[cfg(feature = "cluster")]
+    #[command(flatten)]
+    pub(super) workers: super::workers::Workers,
 }
 
 /// More stages are a slip of the finger.
@@ -178,6 +181,7 @@ pub(super) struct Placed {
     pub(super) bound: Vec<(String, Tensor)>,
     /// How the placement came about, in words.
     pub(super) origin: String,
+    pub(super) connected: Connected,
 }
 
 /// Whether more is made of a placed graph later.
@@ -203,6 +207,31 @@ impl Placing {
         Ok(placed)
     }
 
+    /// The devices there are, those of workers included.
+    fn connect(&self, model: Option<&Path>) -> Result<(Registry, Connected)> {
+        let registry = Registry::default();
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = self
+            .workers
+            .connect(&registry, model.map_or_else(Vec::new, |model| self.roots(model)))?
+        {
+            return Ok((cluster.registry().clone(), Connected { cluster: Some(cluster) }));
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = model;
+        Ok((registry, Connected::default()))
+    }
+
+    /// The folders that the model and its weights lie below.
+    #[cfg(feature = "cluster")]
+    pub(super) fn roots(&self, model: &Path) -> Vec<PathBuf> {
+        let folder = match model.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        self.weights_root.iter().cloned().chain([folder]).collect()
+    }
+
     fn options(&self) -> CompileOptions {
         let mut options = CompileOptions {
             disabled_passes: self.disable_pass.clone(),
@@ -219,7 +248,7 @@ impl Placing {
         let bound = bind::bind(&mut graph, &self.bind)?;
         let shapes = by_name("--shape", &graph, &self.shape, |s| s.0.clone())?;
         let axes = by_name("--batch-axis", &graph, &self.batch_axis, |a| a.0)?;
-        let registry = Registry::default();
+        let (registry, connected) = self.connect(path)?;
         let options = self.options();
         crate::passes::optimise(&mut graph, registry.ops(), &options)?;
         let given: Vec<(&str, &[usize])> =
@@ -230,7 +259,11 @@ impl Placing {
             placement::balanced(&graph, devices, stages, &registry, &lookup)
         };
         let mut plan = Plan::default();
-        let (map, origin) = match (self.plan.as_deref(), self.stages, self.device.as_slice()) {
+        let devices = match (self.device.as_slice(), self.plan.is_some()) {
+            ([], false) => connected.devices(),
+            (given, _) => given.to_vec(),
+        };
+        let (map, origin) = match (self.plan.as_deref(), self.stages, devices.as_slice()) {
             (Some("auto"), ..) => {
                 let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
                 let stages = cores.min(2).min(computing_nodes(&graph).len()).max(1);
@@ -311,7 +344,46 @@ impl Placing {
             symbols,
             bound,
             origin,
+            connected,
         })
+    }
+}
+
+/// The workers that a placement may use.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Connected {
+    #[cfg(feature = "cluster")]
+    pub(super) cluster: Option<crate::cluster::Cluster>,
+}
+
+impl Connected {
+    /// The first device of each worker: where stages go if nobody says.
+    fn devices(&self) -> Vec<DeviceId> {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            return cluster.first_devices();
+        }
+        Vec::new()
+    }
+
+    /// Adds to a trace what workers computed.
+    pub(super) fn add_to(&self, trace: &mut brigade_actors::Trace, begun: std::time::Instant) {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            cluster.add_to(trace, begun);
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = (trace, begun);
+    }
+
+    /// Tells what workers did.
+    pub(super) fn tell(&self, console: &Console) {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            super::workers::tell(cluster, console);
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = console;
     }
 }
 
@@ -342,6 +414,12 @@ pub(super) fn by_name<T, U>(
 }
 
 impl Placed {
+    /// How it is compiled.
+    #[cfg(feature = "cluster")]
+    pub(super) fn options(&self) -> &CompileOptions {
+        &self.options
+    }
+
     pub(super) fn notices(&self) -> Vec<String> {
         self.map.notices().iter().map(Notice::to_string).collect()
     }

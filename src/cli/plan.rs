@@ -25,6 +25,10 @@ pub(super) struct Args {
     /// Write the graph with its devices in Graphviz's DOT language
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
+    /// Write a stage spec for each segment into this folder, for workers
+    #[cfg(feature = "cluster")]
+    #[arg(long, value_name = "DIR")]
+    specs: Option<PathBuf>,
     #[command(flatten)]
     placing: Placing,
 }
@@ -37,6 +41,13 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let plan = placed.plan(&args.model)?;
     if let Some(path) = &args.output {
         model::write(path, &(plan.to_json()? + "\n"))?;
+    }
+    #[cfg(feature = "cluster")]
+    if let Some(folder) = &args.specs {
+        let roots = args.placing.roots(&args.model);
+        for path in super::stage::write(&placed, &roots, folder)? {
+            console.notice(&format!("wrote {}", path.display()));
+        }
     }
     if let Some(path) = &args.dot {
         let mut groups = vec![None; placed.graph.nodes().len()];

@@ -122,6 +122,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     if args.profile {
         placed.measure_nodes();
     }
+    let placed_workers = placed.connected.clone();
     let split = placed.split()?;
     let plan = placed.report(&split);
     let memory = placed.memory(&split, args.sequential);
@@ -171,7 +172,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         sink.report = Some(report);
         let ran = sink.finish(pipeline.node_profile(), before);
         if let Some(path) = &args.trace {
-            let trace = pipeline.trace();
+            let mut trace = pipeline.trace();
+            placed_workers.add_to(&mut trace, pipeline.begun());
             if trace.dropped > 0 {
                 console
                     .notice(&format!("notice: the trace lacks its first {} events", trace.dropped));
@@ -180,6 +182,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         }
         ran
     };
+    placed_workers.tell(console);
     let profile = ran.profile.as_ref().map(|p| ProfileReport::new(p, ran.seconds, actors));
     let profile = profile.transpose()?;
 

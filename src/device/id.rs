@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, err};
 
-/// The name of a device: a kind and a number, such as `cpu:0` or `cuda:1`.
+/// The name of a device: a kind and a number, such as `cpu:0` or `cuda:1`; one of another machine has
+/// the name of its worker in front, such as `rack2/cuda:0`.
 ///
 /// Written `[a-z][a-z0-9_-]*(:N)?`; without a number it is number 0, and it always displays with
-/// one. Ordered by kind, then by number. In files it is a string.
+/// one. A worker's name is `[a-z0-9][a-z0-9._-]*`. Ordered by worker (this machine first), by kind,
+/// then by number. In files it is a string.
 ///
 /// ```
 /// use brigade::device::DeviceId;
@@ -20,10 +22,14 @@ use crate::error::{Error, Result, err};
 /// assert_eq!(cpu.to_string(), "cpu:0");
 /// assert!("cpu:2".parse::<DeviceId>().unwrap() < "cpu:10".parse().unwrap());
 /// assert!("GPU".parse::<DeviceId>().is_err());
+/// let remote: DeviceId = "rack2/cpu:1".parse().unwrap();
+/// assert_eq!((remote.worker(), remote.kind(), remote.number()), (Some("rack2"), "cpu", 1));
+/// assert_eq!(remote.on_its_worker(), DeviceId::cpu(1));
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DeviceId {
+    worker: Option<Arc<str>>,
     kind: Arc<str>,
     number: u32,
 }
@@ -40,16 +46,52 @@ impl DeviceId {
         if !fits {
             return Err(malformed(kind, "its kind does not fit"));
         }
-        Ok(Self { kind: kind.into(), number })
+        Ok(Self { worker: None, kind: kind.into(), number })
     }
 
     /// A CPU device; each number has threads of its own.
     pub fn cpu(number: u32) -> Self {
-        Self { kind: "cpu".into(), number }
+        Self { worker: None, kind: "cpu".into(), number }
+    }
+
+    /// This device of a worker.
+    ///
+    /// # Errors
+    /// If the worker's name is not `[a-z0-9][a-z0-9._-]*`.
+    pub fn at(&self, worker: &str) -> Result<Self> {
+        let inner = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
+        let first = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        if !worker.bytes().next().is_some_and(first) || !worker.bytes().all(inner) {
+            let shown: String = worker.chars().take(80).collect();
+            return Err(err!(Usage, "`{shown}` is not the name of a worker").with_help(
+                "a worker is named `[a-z0-9][a-z0-9._-]*`, such as `rack2` or `10.0.0.7-7000`",
+            ));
+        }
+        Ok(Self { worker: Some(worker.into()), ..self.clone() })
+    }
+
+    /// The worker whose device it is; `None` for one of this process.
+    pub fn worker(&self) -> Option<&str> {
+        self.worker.as_deref()
+    }
+
+    /// Its name on its own worker.
+    #[must_use]
+    pub fn on_its_worker(&self) -> Self {
+        Self { worker: None, ..self.clone() }
     }
 
     /// Whether `name` is how this device displays.
     pub fn is_named(&self, name: &str) -> bool {
+        let name = match &self.worker {
+            None => name,
+            Some(worker) => {
+                match name.strip_prefix(&**worker).and_then(|rest| rest.strip_prefix('/')) {
+                    Some(rest) => rest,
+                    None => return false,
+                }
+            }
+        };
         name.strip_prefix(&*self.kind)
             .and_then(|rest| rest.strip_prefix(':'))
             .is_some_and(|number| number.parse() == Ok(self.number))
@@ -77,6 +119,13 @@ impl FromStr for DeviceId {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
+        if let Some((worker, device)) = s.split_once('/') {
+            let device: Self = device.parse()?;
+            if device.worker.is_some() {
+                return Err(malformed(s, "it names two workers"));
+            }
+            return device.at(worker);
+        }
         let (kind, number) = match s.split_once(':') {
             None => (s, 0),
             Some((kind, digits)) => {
@@ -109,7 +158,10 @@ impl From<DeviceId> for String {
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Padding applies to the whole name, so that tables line up.
-        f.pad(&format!("{}:{}", self.kind, self.number))
+        match &self.worker {
+            None => f.pad(&format!("{}:{}", self.kind, self.number)),
+            Some(worker) => f.pad(&format!("{worker}/{}:{}", self.kind, self.number)),
+        }
     }
 }
 
@@ -125,9 +177,14 @@ mod tests {
 
     #[test]
     fn names_are_normalised() {
-        for (given, shown) in
-            [("cpu", "cpu:0"), ("cpu:0", "cpu:0"), ("my-npu_2:07", "my-npu_2:7"), ("x", "x:0")]
-        {
+        for (given, shown) in [
+            ("cpu", "cpu:0"),
+            ("cpu:0", "cpu:0"),
+            ("my-npu_2:07", "my-npu_2:7"),
+            ("x", "x:0"),
+            ("w.1/cpu", "w.1/cpu:0"),
+            ("10.0.0.7-7000/wgpu:1", "10.0.0.7-7000/wgpu:1"),
+        ] {
             let id = given.parse::<DeviceId>().unwrap();
             assert_eq!(id.to_string(), shown);
             assert!(id.is_named(shown) && !id.is_named(id.kind()) && !id.is_named("cpu:17"));
@@ -152,6 +209,8 @@ mod tests {
             "gpu.0",
             "cpu:4294967296",
             "émile",
+            "a/b/cpu",
+            "a/",
         ] {
             let error = given.parse::<DeviceId>().unwrap_err();
             let text = error.to_string();

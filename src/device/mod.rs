@@ -11,6 +11,7 @@ mod synthetic;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use serde::Serialize;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Fact, Graph, Node};
+use crate::import::WeightRef;
 use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
 
 #[cfg(feature = "wgpu")]
@@ -85,6 +87,37 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// ([`Value::Resident`](crate::Value::Resident)). A device without takes and gives tensors on
     /// the host only.
     fn has_own_memory(&self) -> bool {
+        false
+    }
+
+    /// The name of that memory, which [`Resident::device`](crate::tensor::Resident::device) of its
+    /// tensors gives. Devices that name the same one hand tensors over to each other.
+    fn memory(&self) -> Option<String> {
+        self.has_own_memory().then(|| self.id().to_string())
+    }
+
+    /// As [`compile`](Self::compile), for a device that reads weights itself: `weights` has those
+    /// parameters that are bound to a reference and not to a tensor.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile).
+    fn compile_with(
+        &self,
+        graph: Graph,
+        weights: &[WeightRef],
+        options: &CompileOptions,
+    ) -> Result<Arc<dyn CompiledSegment>> {
+        match weights.first() {
+            None => self.compile(graph, options),
+            Some(weight) => Err(Error::new(
+                ErrorKind::Internal,
+                format!("parameter `{}` was not loaded", weight.name),
+            )),
+        }
+    }
+
+    /// Whether it reads the weights of its segments itself, where it is.
+    fn reads_weights(&self) -> bool {
         false
     }
 
@@ -194,6 +227,21 @@ pub trait CompiledSegment: Send + Sync + fmt::Debug {
     /// # Errors
     /// If threads or memory cannot be had.
     fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>>;
+
+    /// Makes the way for an output to an input of a neighbour that shares its memory. Called once
+    /// for each such edge, before any instance is made.
+    ///
+    /// # Errors
+    /// If there is no way, or the two sides do not agree on what goes there.
+    fn connect(&self, output: usize, to: &dyn CompiledSegment, input: usize) -> Result<()> {
+        let _ = (output, to, input);
+        Ok(())
+    }
+
+    /// The segment behind the trait, for devices to know their own.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
 
     /// What its instances did, node by node; `None` unless it was compiled with
     /// [`CompileOptions::profile`], and from a device that does not look inside.

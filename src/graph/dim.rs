@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::depth::nested;
+
 /// Something that is not a number: a symbol or an expression that does not expand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 enum Atom {
     Symbol(Arc<str>),
-    FloorDiv(Dim, Dim),
-    Max(Dim, Dim),
-    Min(Dim, Dim),
+    FloorDiv(#[serde(deserialize_with = "nested")] Dim, #[serde(deserialize_with = "nested")] Dim),
+    Max(#[serde(deserialize_with = "nested")] Dim, #[serde(deserialize_with = "nested")] Dim),
+    Min(#[serde(deserialize_with = "nested")] Dim, #[serde(deserialize_with = "nested")] Dim),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::depth::nested_graph;
 use super::{Graph, ValueId};
 use crate::error::{Result, bail};
 use crate::tensor::Tensor;
@@ -17,12 +18,14 @@ pub enum Attribute {
     Float(f32),
     String(String),
     Tensor(Tensor),
+    #[serde(deserialize_with = "nested_graph")]
     Graph(Box<Graph>),
     Ints(Vec<i64>),
     #[serde(with = "super::float_text::list")]
     Floats(Vec<f32>),
     Strings(Vec<String>),
     Tensors(Vec<Tensor>),
+    #[serde(deserialize_with = "nested_graph")]
     Graphs(Vec<Graph>),
 }
 

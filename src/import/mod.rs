@@ -33,6 +33,8 @@ pub use npz::{read_npz, write_npz};
 #[cfg(feature = "cli")]
 pub(crate) use safetensors::MAX_HEADER as MAX_SAFETENSORS_HEADER;
 pub use safetensors::{SafetensorsFile, SafetensorsTensor, fuzz_safetensors};
+#[cfg(feature = "cluster")]
+pub(crate) use weights::sha256;
 pub use weights::{
     SCHEMES as WEIGHT_SCHEMES, StoredWeight, WeightCache, WeightProgress, WeightRef, WeightRequest,
     WeightScheme, WeightSchemes, WeightStats, WeightType, WeightUri,
@@ -115,6 +117,8 @@ pub struct Imported {
 pub(crate) struct Source<'a> {
     /// The whole file.
     pub(crate) bytes: FileBytes,
+    /// The file, if it is one.
+    pub(crate) path: Option<&'a Path>,
     /// The folder that names of further files are relative to.
     pub(crate) folder: Option<&'a Path>,
     pub(crate) limits: &'a Limits,
@@ -186,7 +190,8 @@ pub fn import_with(
             Some(p) if !p.as_os_str().is_empty() => p,
             _ => Path::new("."),
         };
-        dispatch(&Source { bytes, folder: Some(folder), limits, weights }, &name)
+        let path = Some(path);
+        dispatch(&Source { bytes, path, folder: Some(folder), limits, weights }, &name)
     };
     run().map_err(|e: crate::Error| e.within(&format!("`{}`", path.display())))
 }
@@ -208,7 +213,7 @@ pub fn from_bytes(bytes: &[u8], folder: Option<&Path>, limits: &Limits) -> Resul
     }
     #[allow(clippy::useless_conversion)]
     let bytes = FileBytes::from(bytes.to_vec());
-    dispatch(&Source { bytes, folder, limits, weights: &WeightCache::new() }, "")
+    dispatch(&Source { bytes, path: None, folder, limits, weights: &WeightCache::new() }, "")
 }
 
 /// Files that are larger are mapped while they are decoded, so that they are not held twice.
@@ -262,7 +267,7 @@ fn read_file(path: &Path, limits: &Limits) -> Result<FileBytes> {
 
 /// The bytes of a file, mapped.
 fn map_file(path: &Path) -> Result<crate::tensor::Buffer> {
-    mmap::map(&open_file(path)?)
+    Ok(mmap::map(&open_file(path)?)?.of_file(&path.into(), 0))
 }
 
 /// In words, the names that are like `name`, or how many others there are.

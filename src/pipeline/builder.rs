@@ -535,7 +535,7 @@ impl Crew {
         }
         let here = prepared.split().segments().iter().filter(|s| s.device == *device);
         let most = here.map(|s| self.replicas(s.index)).max().unwrap_or(1);
-        if device.kind() == CPU { own.max(most) } else { own }
+        if device.kind() == CPU && device.worker().is_none() { own.max(most) } else { own }
     }
 
     /// Checks that what was said is of segments and devices that are there.
@@ -594,7 +594,8 @@ fn topology(
         let name = format!("{}.{}", device_name, segment.index);
         let needed = prepared.deliveries(segment.index).to_vec();
         let reads = segment.inputs.len();
-        let stage = factory(code, segment.device.clone(), reads, needed);
+        let memory = prepared.memory(segment.index).cloned();
+        let stage = factory(code, segment.device.clone(), memory, reads, needed);
         let id = builder.actor(name, device_name, reads.max(1), outputs, stage);
         builder.replicas(id, crew.replicas(segment.index));
         if let Some(threads) = prepared.cpu_threads(&segment.device) {

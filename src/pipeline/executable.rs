@@ -410,12 +410,13 @@ fn run_segments(
             });
         }
         let device = &segment.device;
-        let arguments = local(device, arguments)?;
+        let memory = prepared.memory(segment.index).map(|m| &**m);
+        let arguments = local(device, memory, arguments)?;
         let outputs = caught(device, "running a segment", || match &mut observe {
             Some(observe) => instance.run_observed(arguments, observe),
             None => instance.run(arguments),
         })?;
-        made.push(checked(device, outputs, prepared.deliveries(segment.index))?);
+        made.push(checked(device, memory, outputs, prepared.deliveries(segment.index))?);
     }
     let mut outputs = Vec::with_capacity(split.outputs().len());
     for (i, source) in split.outputs().iter().enumerate() {

@@ -293,6 +293,11 @@ impl Pipeline {
         self.inner.actors.trace()
     }
 
+    /// When the pipeline was spawned: the beginning of the times in its trace.
+    pub fn begun(&self) -> Instant {
+        self.inner.actors.begun()
+    }
+
     /// Where the time since the spawn went: per actor its device and how much it ran, waited and handed
     /// over; throughput, bound and bottleneck; the trace, if the pipeline was spawned with one.
     pub fn profile(&self) -> actors::Profile {

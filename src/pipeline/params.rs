@@ -50,7 +50,15 @@ impl ParamValue {
                 tensor_for(&format!("parameter `{name}`"), fact, dtype, bytes.as_bytes())?
             }
             (Self::Weight(weight), Some(fact)) => {
-                weights.load(&WeightRef { name: name.to_owned(), ..weight }, fact)?
+                let weight = WeightRef { name: name.to_owned(), ..weight };
+                if !prepared.loads_param(name) {
+                    prepared.set_reference(weight);
+                    return Ok(());
+                }
+                let tensor = weights.load(&weight, fact)?;
+                prepared.set_param(name, tensor)?;
+                prepared.set_reference(weight);
+                return Ok(());
             }
             (_, None) => Tensor::of_i64(&[]),
         };

@@ -12,6 +12,7 @@ use super::stage::{caught, deliveries};
 use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, Graph};
+use crate::import::WeightRef;
 use crate::ops::CompileOptions;
 use crate::ops::infer::bind_symbols;
 use crate::partition::{DeviceMap, OutputSource, Segmentation};
@@ -28,6 +29,8 @@ pub(crate) struct Prepared {
     graph: Graph,
     split: Segmentation,
     devices: Vec<Arc<dyn Device>>,
+    /// The memory that each segment's device keeps tensors in, where it has its own.
+    memories: Vec<Option<Arc<str>>>,
     deliveries: Vec<Vec<Delivery>>,
     threads: BTreeMap<DeviceId, usize>,
     options: CompileOptions,
@@ -39,6 +42,8 @@ pub(crate) struct Prepared {
 #[derive(Debug)]
 struct Sealing {
     params: HashMap<String, Tensor>,
+    /// Parameters that the devices of some segments read themselves.
+    references: HashMap<String, WeightRef>,
     compiled: Vec<Option<Arc<dyn CompiledSegment>>>,
     generations: Vec<u64>,
 }
@@ -90,17 +95,21 @@ impl Prepared {
             .map(|v| (graph.value(*v).name.clone(), graph.value(*v).fact.clone()))
             .collect();
         let count = split.segments().len();
-        let deliveries = deliveries(&split, &devices);
+        let memories: Vec<Option<Arc<str>>> =
+            devices.iter().map(|d| d.memory().map(Arc::from)).collect();
+        let deliveries = deliveries(&split, &memories);
         let mut prepared = Self {
             graph,
             split,
             devices,
+            memories,
             deliveries,
             threads,
             options,
             inputs,
             sealing: Mutex::new(Sealing {
                 params: HashMap::new(),
+                references: HashMap::new(),
                 compiled: vec![None; count],
                 generations: vec![0; count],
             }),
@@ -132,6 +141,11 @@ impl Prepared {
         &self.devices
     }
 
+    /// The memory that this segment's device keeps tensors in, if it has its own.
+    pub(crate) fn memory(&self, segment: usize) -> Option<&Arc<str>> {
+        self.memories.get(segment)?.as_ref()
+    }
+
     /// Where each output of this segment is needed.
     pub(crate) fn deliveries(&self, segment: usize) -> &[Delivery] {
         self.deliveries.get(segment).map_or(&[], Vec::as_slice)
@@ -161,7 +175,7 @@ impl Prepared {
     /// What an actor on a device asks the CPU budget of its system for; `None` if it computes
     /// elsewhere.
     pub(crate) fn cpu_threads(&self, device: &DeviceId) -> Option<usize> {
-        (device.kind() == CPU).then(|| self.threads(device))
+        (device.kind() == CPU && device.worker().is_none()).then(|| self.threads(device))
     }
 
     /// A number that no other prepared graph of this process has.
@@ -203,12 +217,34 @@ impl Prepared {
                 .with_help(format!("bind a tensor of {}", info.fact))
         })?;
         let mut sealing = self.sealing();
+        sealing.references.remove(name);
         sealing.params.insert(name.to_owned(), tensor);
-        for s in self.split.param_segments(name) {
+        self.unseal(&mut sealing, name);
+        Ok(())
+    }
+
+    fn unseal(&self, sealing: &mut Sealing, param: &str) {
+        for s in self.split.param_segments(param) {
             sealing.compiled[*s] = None;
             sealing.generations[*s] += 1;
         }
-        Ok(())
+    }
+
+    /// Whether the tensor of a parameter is needed in this process: some segment or output of it
+    /// is not on a device that reads weights itself.
+    pub(crate) fn loads_param(&self, name: &str) -> bool {
+        let segments = self.split.param_segments(name);
+        let output = |o: &OutputSource| matches!(o, OutputSource::Param(p) if p == name);
+        segments.is_empty()
+            || segments.iter().any(|s| !self.devices[*s].reads_weights())
+            || self.split.outputs().iter().any(output)
+    }
+
+    /// Binds a parameter to a weight that the devices of its segments read where they are.
+    pub(crate) fn set_reference(&self, weight: WeightRef) {
+        let mut sealing = self.sealing();
+        self.unseal(&mut sealing, &weight.name);
+        sealing.references.insert(weight.name.clone(), weight);
     }
 
     /// The declared fact of a parameter.
@@ -226,29 +262,38 @@ impl Prepared {
             .graph
             .unbound_params()
             .map(|v| v.name.as_str())
-            .filter(|n| !sealing.params.contains_key(*n))
+            .filter(|n| !sealing.params.contains_key(*n) && !sealing.references.contains_key(*n))
             .collect();
         if !unbound.is_empty() {
             return Err(err!(Missing, "{}", listing("parameters are not bound:", &unbound))
                 .with_help("bind each with `set_param` before the first run"));
         }
         let mut segments = Vec::with_capacity(self.devices.len());
+        let mut made = false;
         for (i, segment) in self.split.segments().iter().enumerate() {
             if let Some(done) = &sealing.compiled[i] {
                 segments.push(Arc::clone(done));
                 continue;
             }
             let mut graph = segment.graph.clone();
+            let mut weights = Vec::new();
             for v in graph.values.iter_mut().filter(|v| v.param && v.constant.is_none()) {
-                v.constant = sealing.params.get(&v.name).cloned();
+                match sealing.references.get(&v.name) {
+                    Some(weight) if self.devices[i].reads_weights() => weights.push(weight.clone()),
+                    _ => v.constant = sealing.params.get(&v.name).cloned(),
+                }
             }
             let mut options = self.options.clone();
             options.threads = self.threads(&segment.device);
             let done = caught(&segment.device, "compiling a segment", || {
-                self.devices[i].compile(graph, &options)
+                self.devices[i].compile_with(graph, &weights, &options)
             })?;
+            made = true;
             sealing.compiled[i] = Some(Arc::clone(&done));
             segments.push(done);
+        }
+        if made {
+            self.connect(&segments)?;
         }
         let mut fixed = HashMap::new();
         for (i, source) in self.split.outputs().iter().enumerate() {
@@ -265,6 +310,20 @@ impl Prepared {
             }
         }
         Ok(Sealed { segments, fixed, generations: sealing.generations.clone() })
+    }
+
+    /// Makes the ways between neighbours that share memory.
+    fn connect(&self, segments: &[Arc<dyn CompiledSegment>]) -> Result<()> {
+        for edge in self.split.edges() {
+            let memory = &self.memories[edge.from];
+            if memory.is_none() || *memory != self.memories[edge.to] {
+                continue;
+            }
+            segments[edge.from]
+                .connect(edge.output, segments[edge.to].as_ref(), edge.input)
+                .map_err(|e| e.within(&format!("boundary tensor `{}`", edge.value)))?;
+        }
+        Ok(())
     }
 
     /// Inputs by name, put into the graph's order.

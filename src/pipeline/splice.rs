@@ -124,7 +124,8 @@ impl HeteroExecutable {
             let outputs = segment.graph.outputs().len();
             let needed = prepared.deliveries(segment.index).to_vec();
             let reads = segment.inputs.len();
-            let stage = factory(code, segment.device.clone(), reads, needed);
+            let memory = prepared.memory(segment.index).cloned();
+            let stage = factory(code, segment.device.clone(), memory, reads, needed);
             let id = builder.actor(name, on, reads.max(1), outputs, stage);
             if reads == 0 {
                 builder.connect(start, id.input(0));

@@ -10,9 +10,7 @@ use brigade_actors::{
     ErrorKind as ItemErrorKind, Factory, Firing, ItemError, Outbox, Payload, Seq, Stage, StageWaker,
 };
 
-use crate::device::{
-    CompiledSegment, Delivery, Device, DeviceId, Instance, InstanceOptions, Submitted,
-};
+use crate::device::{CompiledSegment, Delivery, DeviceId, Instance, InstanceOptions, Submitted};
 use crate::error::{Error, ErrorKind, Result, err};
 use crate::partition::{Segmentation, Target};
 use crate::tensor::Value;
@@ -34,16 +32,18 @@ impl Payload for Value {
     }
 }
 
-/// Where each output of each segment is needed: on its own device only where somebody there reads
-/// it, and on the host where anybody else does.
-pub(crate) fn deliveries(split: &Segmentation, devices: &[Arc<dyn Device>]) -> Vec<Vec<Delivery>> {
+/// Where each output of each segment is needed: in its device's memory only where somebody there
+/// reads it, and on the host where anybody else does.
+pub(crate) fn deliveries(
+    split: &Segmentation,
+    memories: &[Option<Arc<str>>],
+) -> Vec<Vec<Delivery>> {
     let of = |segment: usize, output: usize| {
-        let device = &devices[segment];
-        if !device.has_own_memory() {
+        if memories[segment].is_none() {
             return Delivery::Host;
         }
         let stays = |target: &Target| match target {
-            Target::Segment { index, .. } => devices[*index].id() == device.id(),
+            Target::Segment { index, .. } => memories[*index] == memories[segment],
             Target::Output(_) => false,
         };
         let targets = split.output_targets(segment, output);
@@ -59,10 +59,14 @@ pub(crate) fn deliveries(split: &Segmentation, devices: &[Arc<dyn Device>]) -> V
 
 /// The inputs of a segment as its device takes them: what lies in the memory of another device is
 /// replaced by its copy on the host.
-pub(crate) fn local(device: &DeviceId, mut inputs: Vec<Value>) -> Result<Vec<Value>> {
+pub(crate) fn local(
+    device: &DeviceId,
+    memory: Option<&str>,
+    mut inputs: Vec<Value>,
+) -> Result<Vec<Value>> {
     for value in &mut inputs {
         let Value::Resident(r) = value else { continue };
-        if device.is_named(r.device()) {
+        if memory == Some(r.device()) {
             continue;
         }
         let Some(copy) = r.host() else {
@@ -103,6 +107,7 @@ pub(crate) fn on_host(value: Value) -> Value {
 /// Checks that a device gave as many outputs as the segment has, each where it is needed.
 pub(crate) fn checked(
     device: &DeviceId,
+    memory: Option<&str>,
     mut outputs: Vec<Value>,
     needed: &[Delivery],
 ) -> Result<Vec<Value>> {
@@ -112,7 +117,7 @@ pub(crate) fn checked(
     }
     for (i, (value, needed)) in outputs.iter_mut().zip(needed).enumerate() {
         let Value::Resident(r) = value else { continue };
-        if *needed == Delivery::Host || !device.is_named(r.device()) {
+        if *needed == Delivery::Host || memory != Some(r.device()) {
             let Some(copy) = r.host().cloned() else {
                 let words = r.describe();
                 return Err(err!(Kernel, "output {i} is {words} and needed on the host")
@@ -137,6 +142,8 @@ struct Open {
 struct SegmentStage {
     instance: Box<dyn Instance>,
     device: DeviceId,
+    /// Where its device keeps tensors.
+    memory: Option<Arc<str>>,
     /// How many values the segment reads: without any, what starts it is dropped.
     inputs: usize,
     outputs: Vec<Delivery>,
@@ -159,11 +166,12 @@ where
         let number = self.next;
         let mut given = firing.inputs;
         given.truncate(self.inputs);
-        let submitted = local(&self.device, values(given)?)
+        let submitted = local(&self.device, self.memory.as_deref(), values(given)?)
             .and_then(|inputs| self.instance.submit(number, inputs))
             .and_then(|submitted| match submitted {
                 Submitted::Done(outputs) => {
-                    checked(&self.device, outputs, &self.outputs).map(Submitted::Done)
+                    checked(&self.device, self.memory.as_deref(), outputs, &self.outputs)
+                        .map(Submitted::Done)
                 }
                 Submitted::Pending => Ok(Submitted::Pending),
             })
@@ -186,11 +194,12 @@ where
     }
 
     fn poll(&mut self, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        let Self { instance, device, outputs: needed, open, .. } = self;
+        let Self { instance, device, memory, outputs: needed, open, .. } = self;
         let polled = instance.poll(&mut |number, result| {
             let Some(at) = open.iter().position(|o| o.number == number) else { return };
             let seq = open.swap_remove(at).seq;
-            match result.and_then(|outputs| checked(device, outputs, needed)) {
+            let memory = memory.as_deref();
+            match result.and_then(|outputs| checked(device, memory, outputs, needed)) {
                 Ok(outputs) if outputs.is_empty() => out.finish(seq),
                 Ok(outputs) => {
                     for (port, value) in outputs.into_iter().enumerate() {
@@ -252,6 +261,7 @@ impl Wake for ActorWaker {
 pub(crate) fn factory<P>(
     segment: Arc<dyn CompiledSegment>,
     device: DeviceId,
+    memory: Option<Arc<str>>,
     inputs: usize,
     outputs: Vec<Delivery>,
 ) -> Factory<P>
@@ -270,6 +280,7 @@ where
         Ok(Box::new(SegmentStage {
             instance,
             device: device.clone(),
+            memory: memory.clone(),
             inputs,
             outputs: outputs.clone(),
             next: 0,

@@ -1,6 +1,7 @@
 //! Reference-counted bytes on the host.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use bytemuck::Zeroable;
@@ -8,8 +9,18 @@ use bytemuck::Zeroable;
 use super::pool::{LINE, Line, Place, PoolInner, zeroed_lines};
 use crate::error::Result;
 
+/// Where in a file bytes come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileRange {
+    pub(crate) path: Arc<Path>,
+    /// In bytes from the beginning of the file.
+    pub(crate) offset: u64,
+}
+
 pub(crate) struct Storage {
     bytes: Bytes,
+    /// The file that they were read from, until they are written to.
+    origin: Option<FileRange>,
     pool: Option<Weak<PoolInner>>,
     /// Where in its pool it belongs.
     pub(super) place: Place,
@@ -24,7 +35,7 @@ enum Bytes {
 
 impl Storage {
     pub(super) fn heap(lines: Vec<Line>, pool: Option<Weak<PoolInner>>) -> Self {
-        Self { bytes: Bytes::Heap(lines), pool, place: Place::Shelf }
+        Self { bytes: Bytes::Heap(lines), origin: None, pool, place: Place::Shelf }
     }
 
     /// Its size, in lines of memory of its own.
@@ -115,12 +126,29 @@ impl Buffer {
     pub fn foreign(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let len = owner.as_ref().len();
         let bytes = Bytes::Foreign(Box::new(owner));
-        Self::new(Storage { bytes, pool: None, place: Place::Shelf }, len)
+        Self::new(Storage { bytes, origin: None, pool: None, place: Place::Shelf }, len)
+    }
+
+    /// These bytes, as those of a file from `offset` on; as they are where somebody shares them.
+    #[must_use]
+    pub(crate) fn of_file(mut self, path: &Arc<Path>, offset: u64) -> Self {
+        if let Some(storage) = self.storage.as_mut().and_then(Arc::get_mut) {
+            storage.origin = Some(FileRange { path: Arc::clone(path), offset });
+        }
+        self
+    }
+
+    /// Where in a file these bytes lie, if that is where they come from.
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+    pub(crate) fn file_range(&self) -> Option<FileRange> {
+        let origin = self.storage.as_ref()?.origin.as_ref()?;
+        let offset = origin.offset.checked_add(self.offset as u64)?;
+        Some(FileRange { path: Arc::clone(&origin.path), offset })
     }
 
     pub(super) fn strings(strings: Vec<String>) -> Self {
         let bytes = Bytes::Strings(strings);
-        Self::new(Storage { bytes, pool: None, place: Place::Shelf }, 0)
+        Self::new(Storage { bytes, origin: None, pool: None, place: Place::Shelf }, 0)
     }
 
     pub(super) fn as_strings(&self) -> Option<&[String]> {
@@ -149,7 +177,9 @@ impl Buffer {
     /// The bytes for writing, if nobody else holds this memory.
     pub fn unique_bytes(&mut self) -> Option<&mut [u8]> {
         let (offset, len) = (self.offset, self.len);
-        match &mut Arc::get_mut(self.storage.as_mut()?)?.bytes {
+        let storage = Arc::get_mut(self.storage.as_mut()?)?;
+        storage.origin = None;
+        match &mut storage.bytes {
             Bytes::Heap(lines) => Some(&mut bytemuck::cast_slice_mut(lines)[offset..offset + len]),
             _ => None,
         }

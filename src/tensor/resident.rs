@@ -246,6 +246,13 @@ impl Resident {
         }
     }
 
+    /// As [`completed`](Self::completed), shared; `None` if the work that makes it failed, too.
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+    pub(crate) fn shared<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.ready.outcome()?.ok()?;
+        Arc::clone(&self.memory).downcast().ok()
+    }
+
     /// Dtype, shape and device in words, such as `f32[2,3] on wgpu:0`.
     pub fn describe(&self) -> String {
         format!("{}{} on {}", self.dtype, self.shape, self.device)

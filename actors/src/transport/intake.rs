@@ -54,6 +54,9 @@ impl Intake {
         };
         let end = current.filled + piece.len();
         guarded(|| {
+            if !current.incoming.is_wanted() {
+                return Ok(());
+            }
             let buffer = current.incoming.buffer();
             if buffer.len() != current.length {
                 return Err(LinkError::Lost {

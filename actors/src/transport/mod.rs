@@ -195,6 +195,12 @@ pub trait Accept: Send + 'static {
 
 /// Where the payload of one frame goes.
 pub trait Incoming: Send {
+    /// Whether the bytes are wanted. If not, they are let pass as they come, without memory for
+    /// them: [`buffer`](Self::buffer) is not asked for.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
     /// The buffer of exactly the length that was accepted. It is asked for once for each piece that
     /// comes, and must be the same one each time; not asked for at all where the length is 0.
     fn buffer(&mut self) -> &mut [u8];

@@ -1,6 +1,7 @@
 //! Weights in files beside the model.
 
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 use super::pb;
 use crate::error::{ErrorKind, Result, bail, err};
@@ -12,11 +13,32 @@ pub(super) struct Weights<'a> {
     folder: Option<&'a Path>,
     cache: &'a WeightCache,
     below: Option<WeightCache>,
+    /// The model's file, and where in memory its bytes lie.
+    model: Option<(Arc<Path>, std::ops::Range<usize>)>,
 }
 
 impl<'a> Weights<'a> {
     pub(super) fn new(folder: Option<&'a Path>, cache: &'a WeightCache) -> Self {
-        Self { folder, cache, below: None }
+        Self { folder, cache, below: None, model: None }
+    }
+
+    /// For tensors of this file, whose bytes are these.
+    pub(super) fn of_model(mut self, path: Option<&Path>, bytes: &[u8]) -> Self {
+        let start = bytes.as_ptr() as usize;
+        self.model = path.map(|path| (path.into(), start..start + bytes.len()));
+        self
+    }
+
+    /// An aligned copy of bytes of the model's file, which lets go of the file.
+    pub(super) fn copy_of(&self, bytes: &[u8]) -> Buffer {
+        let copy = Buffer::copy_of(bytes);
+        let at = bytes.as_ptr() as usize;
+        match &self.model {
+            Some((path, file)) if file.contains(&at) && at + bytes.len() <= file.end => {
+                copy.of_file(path, (at - file.start) as u64)
+            }
+            _ => copy,
+        }
     }
 
     /// A handle on the `need` bytes that `entries` point at.

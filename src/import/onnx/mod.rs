@@ -160,7 +160,8 @@ impl<'a> Importer<'a> {
     fn new(source: &Source<'a>) -> Self {
         Self {
             limits: source.limits,
-            weights: Weights::new(source.folder, source.weights),
+            weights: Weights::new(source.folder, source.weights)
+                .of_model(source.path, &source.bytes),
             functions: HashMap::new(),
             taken: HashSet::new(),
             calls: HashMap::new(),
@@ -259,9 +260,13 @@ pub fn fuzz_onnx(bytes: &[u8]) {
         ..Limits::default()
     };
     let bytes = super::FileBytes::copy_from_slice(bytes);
-    let Ok(imported) =
-        read(&Source { bytes, folder: None, limits: &limits, weights: &super::WeightCache::new() })
-    else {
+    let Ok(imported) = read(&Source {
+        bytes,
+        path: None,
+        folder: None,
+        limits: &limits,
+        weights: &super::WeightCache::new(),
+    }) else {
         return;
     };
     let mut graph = imported.graph;

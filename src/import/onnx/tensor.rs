@@ -55,8 +55,7 @@ pub(super) fn read(
         if raw.len() != packed {
             bail!(Format, "{dtype}{shape} takes {packed} bytes, it has {}", raw.len());
         }
-        // A copy is aligned, and lets go of the file.
-        Buffer::copy_of(&raw)
+        weights.copy_of(&raw)
     } else {
         typed(&proto, dtype, if four_bits { packed } else { count })?
     };

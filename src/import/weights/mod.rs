@@ -17,6 +17,8 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use cache::{WeightCache, WeightProgress, WeightStats};
+#[cfg(feature = "cluster")]
+pub(crate) use scheme::sha256;
 pub use scheme::{SCHEMES, WeightRequest, WeightScheme, WeightSchemes};
 pub(super) use stored::decoded;
 pub use stored::{StoredWeight, WeightType};

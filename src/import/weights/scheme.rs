@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use super::cache::WeightCache;
 use super::stored::{StoredWeight, WeightType};
 use super::uri::{WeightUri, is_scheme};
@@ -68,7 +70,7 @@ pub static SCHEMES: &[WeightScheme] = &[
     },
     WeightScheme {
         name: "file",
-        grammar: "file://PATH?dtype=f32&shape=2,3&offset=0",
+        grammar: "file://PATH?dtype=f32&shape=2,3&offset=0&sha256=HEX",
         resolve: raw,
     },
     WeightScheme { name: "npy", grammar: "npy://PATH", resolve: npy },
@@ -193,7 +195,7 @@ fn number(uri: &WeightUri, key: &str, text: &str) -> Result<usize> {
 
 fn raw(request: &WeightRequest<'_>) -> Result<StoredWeight> {
     let uri = request.uri;
-    uri.allow(&["dtype", "shape", "offset"])?;
+    uri.allow(&["dtype", "shape", "offset", "sha256"])?;
     no_tensor(uri)?;
     let dtype = match uri.value("dtype") {
         Some(name) => name.parse::<DType>()?,
@@ -230,5 +232,22 @@ fn raw(request: &WeightRequest<'_>) -> Result<StoredWeight> {
         err!(Shape, "{dtype}{shape} takes {need} bytes, the file has {there}")
             .with_help("state dtype and shape: file://PATH?dtype=f32&shape=2,3")
     })?;
+    if let Some(wanted) = uri.value("sha256") {
+        let found = sha256(data.as_bytes());
+        if !wanted.eq_ignore_ascii_case(&found) {
+            return Err(err!(Format, "its bytes have the SHA-256 {found}, not {wanted}")
+                .with_help("the file is another one than was meant: bring the same file here"));
+        }
+    }
     StoredWeight::new(WeightType::Plain(dtype), shape, data)
+}
+
+/// The SHA-256 of bytes, in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(64);
+    for byte in Sha256::digest(bytes) {
+        let _ = write!(out, "{byte:02x}");
+    }
+    out
 }

@@ -1,0 +1,234 @@
+//! The device of a worker, as the pipeline sees it.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use super::hub::Hub;
+use super::state::{Desk, Input};
+use crate::cluster::StageSpec;
+use crate::cluster::message::FiringKey;
+use crate::device::{
+    CompiledSegment, Delivery, Device, DeviceId, DeviceInfo, Instance, InstanceOptions,
+    MAX_IN_FLIGHT, Submitted, Support, Unavailable, run_submitted,
+};
+use crate::error::{Result, bail, err};
+use crate::graph::{Fact, Graph, Node};
+use crate::import::WeightRef;
+use crate::ops::CompileOptions;
+use crate::tensor::Value;
+
+/// The kind of the device that a worker chooses itself.
+pub(super) const AUTO: &str = "auto";
+
+/// How many actors may have work on one device of a worker: the worker sees to its lanes itself.
+const LANES: usize = 1024;
+
+/// Every device that workers offer, and `auto` on each.
+pub(super) fn offered(hub: &Arc<Hub>) -> Vec<Arc<dyn Device>> {
+    let mut out: Vec<Arc<dyn Device>> = Vec::new();
+    for id in hub.offered() {
+        out.push(Arc::new(RemoteDevice { id, hub: Arc::clone(hub) }));
+    }
+    out
+}
+
+/// Gives the devices of workers by their names, whether a listing shows them or not.
+pub(super) fn source(hub: &Arc<Hub>) -> impl Fn(&DeviceId) -> Option<Arc<dyn Device>> + use<> {
+    let hub = Arc::clone(hub);
+    move |id| {
+        hub.has_worker(id.worker()?)
+            .then(|| Arc::new(RemoteDevice { id: id.clone(), hub: Arc::clone(&hub) }) as _)
+    }
+}
+
+#[derive(Debug)]
+struct RemoteDevice {
+    id: DeviceId,
+    hub: Arc<Hub>,
+}
+
+impl Device for RemoteDevice {
+    fn id(&self) -> &DeviceId {
+        &self.id
+    }
+
+    fn probe(&self) -> Result<DeviceInfo, Unavailable> {
+        self.hub.probe(&self.id).map_err(|reason| Unavailable { reason })
+    }
+
+    fn lanes(&self) -> usize {
+        LANES
+    }
+
+    fn has_own_memory(&self) -> bool {
+        true
+    }
+
+    fn memory(&self) -> Option<String> {
+        Some(self.hub.memory().to_owned())
+    }
+
+    fn reads_weights(&self) -> bool {
+        true
+    }
+
+    fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
+        // What another kind of device supports its worker says when it compiles.
+        if self.id.kind() != "cpu" {
+            return Support::Yes;
+        }
+        let dtypes: Vec<_> = facts.iter().map(|f| f.as_ref().and_then(|f| f.dtype)).collect();
+        match self.hub.ops().get(&node.domain, &node.op) {
+            None => Support::No("no such operator".to_owned()),
+            Some(def) => match def.check(node, &dtypes) {
+                Ok(()) => Support::Yes,
+                Err(why) => Support::No(why),
+            },
+        }
+    }
+
+    fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>> {
+        self.compile_with(graph, &[], options)
+    }
+
+    fn compile_with(
+        &self,
+        graph: Graph,
+        weights: &[WeightRef],
+        options: &CompileOptions,
+    ) -> Result<Arc<dyn CompiledSegment>> {
+        let named = |e: crate::Error| e.with_device(self.id.to_string());
+        let spec = StageSpec::of_segment(graph, weights, options, self.hub.roots())
+            .map_err(named)?
+            .device(if self.id.kind() == AUTO {
+                AUTO.to_owned()
+            } else {
+                self.id.on_its_worker().to_string()
+            });
+        let stage = self.hub.ship(&self.id, &spec).map_err(named)?;
+        Ok(Arc::new(RemoteSegment {
+            stage,
+            hub: Arc::clone(&self.hub),
+            inputs: spec.inputs().into_iter().map(|(n, f)| (n.to_owned(), f.clone())).collect(),
+            outputs: spec.outputs().into_iter().map(|(n, _)| n.to_owned()).collect(),
+        }))
+    }
+}
+
+/// A stage that was shipped.
+#[derive(Debug)]
+struct RemoteSegment {
+    stage: u64,
+    hub: Arc<Hub>,
+    inputs: Vec<(String, Fact)>,
+    outputs: Vec<String>,
+}
+
+impl Drop for RemoteSegment {
+    fn drop(&mut self) {
+        self.hub.drop_stage(self.stage);
+    }
+}
+
+impl CompiledSegment for RemoteSegment {
+    fn inputs(&self) -> Vec<(String, Fact)> {
+        self.inputs.clone()
+    }
+
+    fn outputs(&self) -> Vec<String> {
+        self.outputs.clone()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.hub.weight_bytes(self.stage)
+    }
+
+    fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
+        let deliveries = (0..self.outputs.len()).map(|o| options.delivery(o)).collect();
+        Ok(Box::new(RemoteInstance {
+            stage: self.stage,
+            hub: Arc::clone(&self.hub),
+            deliveries,
+            desk: Arc::new(Desk::new(options.waker)),
+        }))
+    }
+
+    fn connect(&self, output: usize, to: &dyn CompiledSegment, input: usize) -> Result<()> {
+        let to = to.as_any().and_then(|any| any.downcast_ref::<Self>());
+        let Some(to) = to.filter(|to| Arc::ptr_eq(&to.hub, &self.hub)) else {
+            bail!(Internal, "a neighbour on a worker is of another cluster");
+        };
+        self.hub.connect(self.stage, output, to.stage, input)
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
+
+struct RemoteInstance {
+    stage: u64,
+    hub: Arc<Hub>,
+    deliveries: Vec<Delivery>,
+    desk: Arc<Desk>,
+}
+
+impl Instance for RemoteInstance {
+    fn slots(&self) -> usize {
+        MAX_IN_FLIGHT
+    }
+
+    fn run(&mut self, inputs: Vec<Value>) -> Result<Vec<Value>> {
+        run_submitted(self, inputs)
+    }
+
+    fn submit(&mut self, item: u64, inputs: Vec<Value>) -> Result<Submitted> {
+        let input = |value: Value| match value {
+            Value::Resident(r) => match r.completed::<HeldOutput>() {
+                Some(Ok(_)) if r.device() == self.hub.memory() => r
+                    .shared::<HeldOutput>()
+                    .map(Input::Held)
+                    .ok_or_else(|| err!(Internal, "{} is held by nobody", r.describe())),
+                _ => Err(err!(Internal, "{} is of another device", r.describe())),
+            },
+            other => Ok(Input::Host(other)),
+        };
+        let inputs = inputs.into_iter().map(input).collect::<Result<Vec<Input>>>()?;
+        self.hub.submit(self.stage, item, inputs, &self.deliveries, &self.desk)?;
+        Ok(Submitted::Pending)
+    }
+
+    fn poll(&mut self, finished: &mut dyn FnMut(u64, Result<Vec<Value>>)) -> Result<()> {
+        for (number, result) in self.desk.take() {
+            finished(number, result);
+        }
+        Ok(())
+    }
+}
+
+/// The outputs of a firing, which its worker keeps as long as this is held.
+pub(super) struct Held {
+    pub(super) key: FiringKey,
+    pub(super) hub: Weak<Hub>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(hub) = self.hub.upgrade() {
+            hub.let_go(self.key);
+        }
+    }
+}
+
+/// One of these outputs.
+pub(super) struct HeldOutput {
+    pub(super) held: Arc<Held>,
+    pub(super) output: u32,
+}
+
+impl fmt::Debug for HeldOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HeldOutput({:?}, {})", self.held.key, self.output)
+    }
+}
