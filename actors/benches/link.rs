@@ -101,7 +101,7 @@ fn median(figures: &[f64]) -> f64 {
 
 /// Frames of a round.
 fn frames(size: usize) -> usize {
-    if size == LATENCY { 4000 } else { (1_usize << 30) / size }
+    if size == LATENCY { 4000 } else { (512_usize << 20) / size }
 }
 
 /// The CPU time of this process, in seconds.

@@ -465,13 +465,16 @@ impl Accept for Panics {
 }
 
 pub(crate) fn a_panic_ends_that_link_alone(make: Make) {
-    let pair = plain(make);
+    // Writing a backtrace down takes its thread a while, and that is no silence.
+    let while_it_is_written = Duration::from_secs(30);
+    let pair = make(&TransportOptions::new().keep_alive(while_it_is_written, while_it_is_written));
     let (near, far, listening) = odd(&pair, |taker| Box::new(Panics(taker)));
     let other = pair.connect_to(&listening.address()).unwrap();
     near.send(b"bad", vec![1]);
     let why = end_of(&far);
     assert!(matches!(&why, LinkError::Lost { why } if why.contains("panicked")), "{why}");
-    assert!(near.closed().to_string().contains("panicked"));
+    let theirs = near.closed();
+    assert!(theirs.to_string().contains("panicked"), "{theirs}");
     other.send(b"good", vec![1]);
     other.link.close();
     assert_eq!(other.closed(), LinkError::Closed);

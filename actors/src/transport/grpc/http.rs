@@ -17,9 +17,9 @@ pub(super) const PATH: &str = "/brigade.v1.Link/Stream";
 const STREAM_WINDOW: u32 = 64 << 20;
 const CONNECTION_WINDOW: u32 = 128 << 20;
 
-/// What a frame of HTTP/2 may hold. Frames are put together before they are handed on, so this is
-/// what has to fit into a cache beside what it is copied to.
-const FRAME: u32 = 64 << 10;
+/// What a frame of HTTP/2 may hold. With its nine bytes in front it fills four records of TLS, which
+/// is what rustls takes at once and writes at once. Larger ones are put together out of the cache.
+const FRAME: u32 = (64 << 10) - 9;
 
 /// What may wait inside of HTTP/2; the rest waits in the queue of the link.
 const SEND_BUFFER: usize = 1 << 20;

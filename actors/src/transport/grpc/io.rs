@@ -58,11 +58,18 @@ fn words(error: &io::Error) -> String {
     }
 }
 
+/// How many bytes are read before the tasks that take them have their turn. Otherwise a connection
+/// reads until its socket is empty or its runtime stops it, and its frames have left the cache by the
+/// time that they are copied out.
+const TURN: usize = 512 << 10;
+
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     bytes: Bytes,
     fault: Fault,
+    /// What has been read since others had their turn.
+    read: usize,
 }
 
 #[derive(Debug)]
@@ -73,11 +80,11 @@ enum Bytes {
 
 impl Connection {
     pub(super) fn plain(stream: TcpStream) -> Self {
-        Self { bytes: Bytes::Plain(stream), fault: Fault::default() }
+        Self { bytes: Bytes::Plain(stream), fault: Fault::default(), read: 0 }
     }
 
     pub(super) fn tls(stream: TlsStream<TcpStream>) -> Self {
-        Self { bytes: Bytes::Tls(Box::new(stream)), fault: Fault::default() }
+        Self { bytes: Bytes::Tls(Box::new(stream)), fault: Fault::default(), read: 0 }
     }
 
     pub(super) fn fault(&self) -> Fault {
@@ -107,11 +114,20 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.read >= TURN {
+            this.read = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         let room = buffer.remaining();
         let result = each!(&mut this.bytes, stream => stream.poll_read(cx, buffer));
-        if matches!(result, Poll::Ready(Ok(()))) && room > 0 && buffer.filled().len() == before {
-            this.fault.note_end();
+        match result {
+            Poll::Ready(Ok(())) if room > 0 && buffer.filled().len() == before => {
+                this.fault.note_end();
+            }
+            Poll::Ready(Ok(())) => this.read += buffer.filled().len() - before,
+            _ => this.read = 0,
         }
         this.fault.seen(result)
     }

@@ -6,13 +6,17 @@
 //!
 //! # Copies of a payload
 //!
-//! Of the sender's bytes, in this process: HTTP/2 gets them as they lie ([`Piece`](stream::Piece)), so
-//! without TLS the first copy is the system's, into the socket; with TLS rustls encrypts them into its
-//! records (copy 1), which the system copies (2). Of the receiver's: the system copies out of the
-//! socket (1); with TLS rustls decrypts where they lie and copies them out (2); HTTP/2 puts frames
-//! together (3; without TLS it reads into there, so this is copy 1); and from there they are copied
-//! once into [`Incoming::buffer`](super::Incoming::buffer) (4; without TLS 2). `actors/benches/link.rs`
-//! measures what that costs.
+//! Counted in this process, beside the one that the system makes into and out of the socket:
+//!
+//! | | sender | receiver |
+//! |---|---|---|
+//! | bare rustls | 1: into records, encrypted there | 2: out of the records, into the buffer |
+//! | a link with TLS | 1: the same | 3: out of the records, into a frame of HTTP/2, into [`Incoming::buffer`](super::Incoming::buffer) |
+//! | a link without | 0 | 1: out of a frame of HTTP/2, which the system has filled |
+//!
+//! HTTP/2 gets the sender's bytes as they lie ([`Piece`](stream::Piece)), and they are dropped when it
+//! has written them. The frames of HTTP/2 are small and taken soon (`http::FRAME`, `io::TURN`), so that
+//! what is copied out of them is in the cache yet. `actors/benches/link.rs` measures what is left.
 //!
 //! # Threads
 //!
@@ -36,7 +40,7 @@ use super::link::{Link, Links};
 use super::options::TransportOptions;
 use super::security::Security;
 use super::{Accept, Listening, OnLink, Transport};
-use crate::sync::{Arc, Mutex, Weak, bounded, lock};
+use crate::sync::{Arc, Mutex, RecvTimeoutError, Weak, bounded, lock};
 use runtime::Runtime;
 use tls::Tls;
 
@@ -137,12 +141,16 @@ impl Transport for Grpc {
         let task = client::run(Arc::clone(&self.shared), target, accept, (begun, deadline), answer);
         self.runtime.spawn(task);
         // The task itself knows best what it was waiting for; this is for a thread that is stuck.
-        answered.recv_deadline(deadline + Duration::from_millis(200)).unwrap_or_else(|_| {
-            Err(LinkError::Timeout {
+        match answered.recv_deadline(deadline + Duration::from_millis(200)) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => Err(LinkError::Timeout {
                 what: format!("a thread of the transport to connect to {address}"),
                 after: begun.elapsed(),
-            })
-        })
+            }),
+            Err(RecvTimeoutError::Disconnected) => Err(LinkError::Lost {
+                why: "the task that connects has ended, or the transport with it".to_owned(),
+            }),
+        }
     }
 }
 

@@ -32,6 +32,10 @@ pub(super) struct Runtime {
 
 impl Runtime {
     pub(super) fn start(threads: usize) -> Result<Self, LinkError> {
+        // Until a program has freed a block of some size, glibc gives the end of a heap back to the
+        // system whenever 128 KiB of it are free, which is after each few frames that were received:
+        // all their memory would be faulted in anew. This is such a block; it is never touched.
+        drop(std::hint::black_box(Vec::<u8>::with_capacity(8 << 20)));
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let stop = Arc::new(Notify::new());
         let stopped = Arc::clone(&stop);

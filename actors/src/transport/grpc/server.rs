@@ -282,11 +282,15 @@ async fn serve(conn: &Arc<Conn>, connection: Connection, deadline: Instant) {
                 }
                 return;
             }
-            () = conn.over.notified(), if !ending => {}
-            _ = closing.wait_for(|closing| *closing), if !ending => {}
+            () = conn.over.notified(), if !ending => {
+                alarm.as_mut().reset(Instant::now() + options.close_timeout);
+            }
+            _ = closing.wait_for(|closing| *closing), if !ending => {
+                // The link has its own time to close, and ends with its own reason.
+                alarm.as_mut().reset(Instant::now() + options.close_timeout + LINGER);
+            }
         }
         ending = true;
-        alarm.as_mut().reset(Instant::now() + options.close_timeout);
         http.as_mut().graceful_shutdown();
     }
 }
