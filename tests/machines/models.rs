@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use brigade::cluster::ClusterOptions;
-use brigade::{Pipeline, Tensor, Value};
+use brigade::graph::Graph;
+use brigade::ops::builder::GraphBuilder;
+use brigade::{DType, Pipeline, Tensor, Value, WeightRef};
 
 use crate::namespaces::Namespaces;
 use crate::rig::{Process, Rig};
@@ -45,18 +47,55 @@ pub(crate) fn all(spaces: &Namespaces) {
     rig.roots.push(models.clone().into());
     let items = std::env::var("BRIGADE_MODEL_ITEMS").ok().and_then(|n| n.parse().ok());
     let items: usize = items.unwrap_or(2000);
-    run(&rig, &Path::new(&models).join("minilm-int8/minilm_int8.onnx"), items, &sentence);
-    run(&rig, &Path::new(&models).join("ppocr-det/PP-OCRv6_det_small.onnx"), items, &picture);
+    let load = |file: &str| brigade::import::load(Path::new(&models).join(file)).unwrap();
+    run(&rig, &load("minilm-int8/minilm_int8.onnx"), &[], 3, items, &sentence);
+    run(&rig, &load("ppocr-det/PP-OCRv6_det_small.onnx"), &[], 3, items, &picture);
+    let (graph, weights) = perceptron(folder.path());
+    run(&rig, &graph, &weights, 2, items, &batch);
 }
 
-fn run(rig: &Rig<'_>, model: &Path, items: usize, item: &dyn Fn(usize) -> Vec<(String, Value)>) {
-    let graph = brigade::import::load(model).unwrap();
+/// 8 x (x·W + b, ReLU), W 1024 x 1024, a batch of 32.
+fn perceptron(folder: &Path) -> (Graph, Vec<WeightRef>) {
+    let mut g = GraphBuilder::new("perceptron");
+    let mut x = g.input("x", DType::F32, [32.into(), 1024.into()]).unwrap();
+    let mut weights = Vec::new();
+    for layer in 0..8 {
+        for (name, shape) in
+            [(format!("w{layer}"), [1024, 1024]), (format!("b{layer}"), [32, 1024])]
+        {
+            let data = numbers(layer, shape[0] * shape[1]).map(|v| (v - 0.5) / 16.0).collect();
+            let file = folder.join(format!("{name}.npy"));
+            brigade::import::write_npy(&file, &Tensor::new(shape, data).unwrap()).unwrap();
+            weights.push(WeightRef::new(name.clone(), format!("npy://{name}.npy")));
+            let p = g.param(&name, DType::F32, &shape).unwrap();
+            x = if name.starts_with('w') { g.matmul(x, p).unwrap() } else { g.add(x, p).unwrap() };
+        }
+        x = g.relu(x).unwrap();
+    }
+    (g.finish([("y", x)]).unwrap(), weights)
+}
+
+fn batch(seed: usize) -> Vec<(String, Value)> {
+    let data = numbers(seed, 32 * 1024).collect();
+    vec![("x".to_owned(), Tensor::new([32, 1024], data).unwrap().into())]
+}
+
+fn run(
+    rig: &Rig<'_>,
+    graph: &Graph,
+    weights: &[WeightRef],
+    stages: usize,
+    items: usize,
+    item: &dyn Fn(usize) -> Vec<(String, Value)>,
+) {
+    let cache = rig.roots.iter().fold(brigade::WeightCache::new(), |c, r| c.with_root(r).unwrap());
     let pipeline = |registry: brigade::Registry, devices: &[&str]| {
-        let mut builder = Pipeline::builder(graph.clone()).registry(registry);
+        let mut builder = Pipeline::builder(graph.clone()).registry(registry).weights(&cache);
+        builder = builder.bind_all(weights.iter().cloned());
         for (name, value) in item(0) {
             builder = builder.expected_shape(name, value.shape().unwrap());
         }
-        builder.stages(3, devices).unwrap().in_flight(8).spawn().unwrap()
+        builder.stages(stages, &devices[..stages]).unwrap().in_flight(8).spawn().unwrap()
     };
     let timed = |p: &Pipeline, expected: Option<&[Vec<Value>]>| {
         let begin = Instant::now();
@@ -82,9 +121,9 @@ fn run(rig: &Rig<'_>, model: &Path, items: usize, item: &dyn Fn(usize) -> Vec<(S
     let (_, rate) = timed(&remote, Some(&expected));
     let read: Vec<u64> = cluster.stats().stages.iter().map(|s| s.read_bytes >> 10).collect();
     println!(
-        "{}: {items} items equal to the local pipeline to the bit; {rate:.1} items/s, local \
+        "{} in {stages} stages: {items} items equal to the local pipeline to the bit; {rate:.1} items/s, local \
          {local_rate:.1}; KiB of weights read by each: {read:?}",
-        model.display()
+        graph.name
     );
     assert_eq!(cluster.stats().duplicates, 0);
     drop(workers);
