@@ -27,6 +27,8 @@
 //! - `onnx` (default): reading ONNX models.
 //! - `cli` (default): the `brigade` program.
 //! - `actix` (default): the control plane of the actors and [`pipeline::FrontDoor`].
+//! - `cluster`: stages on the workers of other machines, over gRPC and mutual TLS; `docs/cluster.md` is
+//!   its manual.
 //! - `wgpu`: the device `wgpu:0`, GPUs through Vulkan, Metal or Direct3D 12.
 
 pub mod bench;
@@ -67,3 +69,7 @@ pub use tensor::{DType, Shape, Tensor, Value};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+#[cfg(all(doctest, feature = "cluster"))]
+#[doc = include_str!("../docs/cluster.md")]
+pub struct ClusterManual;

@@ -121,6 +121,11 @@ impl Registry {
         Ok(device)
     }
 
+    /// Whether there are devices that somebody else's workers have.
+    pub(crate) fn has_sources(&self) -> bool {
+        !self.sources.0.is_empty()
+    }
+
     /// Whether this device can be used here.
     pub fn is_available(&self, id: &DeviceId) -> bool {
         self.device(id).is_ok()

@@ -2,7 +2,7 @@
 //! file may grow, that nothing stands outside of its table.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -40,13 +40,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ops", &["error", "tensor", "graph", "kernels"]),
     ("passes", &["error", "tensor", "graph", "ops"]),
     ("import", &["error", "tensor", "graph", "kernels"]),
-    ("device", &["error", "tensor", "graph", "ops", "passes"]),
+    // Of `import` the names of weights alone: devices of workers read them where they are.
+    ("device", &["error", "tensor", "graph", "ops", "passes", "import"]),
     ("partition", &["error", "tensor", "graph", "device"]),
     (
         "pipeline",
         &["error", "tensor", "graph", "ops", "passes", "device", "partition", "import", "registry"],
     ),
     ("check", &["error", "tensor", "graph", "ops", "import", "device", "partition", "pipeline"]),
+    ("cluster", &["error", "tensor", "graph", "ops", "import", "device", "pipeline", "registry"]),
 ];
 
 /// The names at the crate's root, and the rooms that they come from.
@@ -58,6 +60,8 @@ const RE_EXPORTS: &[(&str, &str)] = &[
     ("Value", "tensor"),
     ("DType", "tensor"),
     ("Shape", "tensor"),
+    ("DeviceId", "device"),
+    ("WeightCache", "import"),
 ];
 
 #[test]
@@ -150,6 +154,45 @@ fn every_fuzz_target_is_declared_and_driven_by_an_ordinary_test() {
                 .any(|(at, _)| !s[..at].ends_with("fn ") && s.contains("#[test]"))
         });
         assert!(driven, "no test drives {function}");
+    }
+}
+
+#[test]
+fn every_scenario_is_listed_with_tests_that_are_there() {
+    let mut files = Vec::new();
+    for folder in ["src", "actors", "tests"] {
+        rust_files(&root().join(folder), &mut files);
+    }
+    let mut functions = BTreeSet::new();
+    for file in files {
+        let text = std::fs::read_to_string(file).unwrap();
+        for part in text.split("fn ").skip(1) {
+            let is_name = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+            functions.insert(part.chars().take_while(is_name).collect::<String>());
+        }
+    }
+    let list = std::fs::read_to_string(root().join("tests/scenarios.md")).unwrap();
+    let mut listed: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for row in list.lines() {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let &["", number, _, tests, ""] = cells.as_slice() else { continue };
+        if number.parse::<u32>().is_err() {
+            continue;
+        }
+        let names: BTreeSet<String> =
+            tests.split('`').skip(1).step_by(2).map(String::from).collect();
+        assert!(!names.is_empty() || tests.contains("*Not yet*"), "scenario {number}");
+        for name in &names {
+            assert!(functions.contains(name), "scenario {number}: there is no test `{name}`");
+        }
+        listed.insert(number.to_owned(), names);
+    }
+    assert_eq!(listed.len(), 40);
+    for function in &functions {
+        let Some(rest) = function.strip_prefix("scenario_") else { continue };
+        let number = rest.split('_').next().unwrap_or_default().trim_start_matches('0');
+        let is_listed = listed.get(number).is_some_and(|names| names.contains(function));
+        assert!(is_listed, "tests/scenarios.md lacks `{function}`");
     }
 }
 

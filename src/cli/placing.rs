@@ -249,7 +249,8 @@ impl Placing {
         let shapes = by_name("--shape", &graph, &self.shape, |s| s.0.clone())?;
         let axes = by_name("--batch-axis", &graph, &self.batch_axis, |a| a.0)?;
         let (registry, connected) = self.connect(path)?;
-        let options = self.options();
+        let mut options = self.options();
+        options.keep_weights = registry.has_sources();
         crate::passes::optimise(&mut graph, registry.ops(), &options)?;
         let given: Vec<(&str, &[usize])> =
             shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();

@@ -144,6 +144,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         run_sequential(&executable, &cutter, &items, console, &mut |stem, outputs| {
             sink.take(stem, outputs);
         })?;
+        // As long as the stages are there.
+        placed_workers.tell(console);
         sink.finish(executable.node_profile(), before)
     } else {
         let events = if args.trace.is_some() { TRACE_EVENTS } else { 0 };
@@ -180,9 +182,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
             }
             model::write(path, &trace.to_chrome_json())?;
         }
+        placed_workers.tell(console);
         ran
     };
-    placed_workers.tell(console);
     let profile = ran.profile.as_ref().map(|p| ProfileReport::new(p, ran.seconds, actors));
     let profile = profile.transpose()?;
 

@@ -118,6 +118,9 @@ pub(super) struct Workers {
     /// Seconds to wait for workers that are not there yet
     #[arg(long, value_name = "SECONDS", requires = "workers", value_parser = seconds)]
     connect_within: Option<Duration>,
+    /// Seconds that a stage may have work and complete nothing before its worker is lost
+    #[arg(long, value_name = "SECONDS", requires = "workers", value_parser = seconds)]
+    progress_within: Option<Duration>,
     /// What becomes of the stages of a lost worker
     #[arg(long, value_enum, requires = "workers", default_value_t)]
     on_loss: Loss,
@@ -187,6 +190,9 @@ impl Workers {
             });
         let lease = self.lease.unwrap_or(Duration::from_secs(5));
         options = options.lease(lease);
+        if let Some(limit) = self.progress_within {
+            options = options.progress(limit);
+        }
         if let Some(limit) = self.connect_within {
             options = options.connect_within(limit);
         }

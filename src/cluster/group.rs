@@ -339,6 +339,11 @@ impl ProcessGroup {
     }
 }
 
+/// Reads `bytes` as what ranks say to each other.
+pub(super) fn fuzz_words(bytes: &[u8]) {
+    let _: Result<Word, _> = codec::decode(bytes, HEAD_LIMIT as u64);
+}
+
 fn say(link: &Link, word: &Word, payload: Option<Buffer>) -> Result<()> {
     let head = codec::encode(word, HEAD_LIMIT as u64)
         .map_err(|e| err!(Limit, "a message does not fit into a frame").with_source(e))?;

@@ -166,6 +166,7 @@ impl Message {
 pub fn fuzz_messages(bytes: &[u8]) {
     let _ = Message::decode(bytes);
     let _ = super::StageSpec::decode(bytes);
+    super::group::fuzz_words(bytes);
     if let Ok(buffer) = Ok::<_, Error>(Buffer::copy_of(bytes)) {
         let _ = Form::Encoded.value(buffer);
     }
@@ -350,7 +351,10 @@ impl WireError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::StageSpec;
     use crate::graph::Dim;
+    use crate::import::mutate::Mutator;
+    use crate::ops::builder::GraphBuilder;
 
     #[test]
     fn messages_and_values_come_back() {
@@ -375,6 +379,106 @@ mod tests {
         for value in [sequence, Tensor::zeros(DType::F16, [2, 3]).unwrap().into()] {
             let (form, bytes) = Form::of(&value).unwrap();
             assert_eq!(form.value(Buffer::copy_of(bytes.as_bytes())).unwrap(), value);
+        }
+    }
+
+    /// One message of each kind, in the order of their numbers.
+    fn one_of_each() -> Vec<Message> {
+        let (session, protocol) = (SessionId([7; 16]), PROTOCOL);
+        let of = FiringKey { stage: 3, firing: 9 };
+        let what = OutputKey { of, output: 2 };
+        let to = ("w2".to_owned(), "10.0.0.2:7000".to_owned());
+        let form = Form::Plain { dtype: DType::F32, shape: vec![2, 3] };
+        let fact = Fact::new(DType::F32, [Dim::symbol("N"), Dim::fixed(3)]);
+        let error = WireError::from(
+            &err!(Device, "there is no device").with_node("n1", "Conv").with_help("name another"),
+        );
+        let offer = Offer {
+            device: "cpu:0".to_owned(),
+            product: "a CPU".to_owned(),
+            lanes: 1,
+            software: false,
+        };
+        let took = Readiness { load_ns: 1, compile_ns: 2, weight_bytes: 3, read_bytes: 4 };
+        let feeds = vec![Feed::Sent, Feed::Held(what)];
+        vec![
+            Message::Open { protocol, session, name: "w1".to_owned(), lease_ms: 5000 },
+            Message::Opened {
+                resumed: true,
+                name: "w1".to_owned(),
+                offers: vec![offer],
+                quota_bytes: 1 << 30,
+                clock_ns: 5,
+            },
+            Message::Ship { stage: 3, epoch: 1 },
+            Message::Progress { stage: 3, epoch: 1, tensors: 4, bytes: 64 },
+            Message::Ready { stage: 3, epoch: 1, took },
+            Message::Refused { stage: 3, epoch: 1, error: error.clone() },
+            Message::Expect { ticket: 8, stage: 3, epoch: 1, output: 2, fact },
+            Message::Route { ticket: 8, stage: 3, output: 2, to: vec![to.clone()] },
+            Message::Settled { ticket: 8, error: Some(error.clone()) },
+            Message::Input { of, port: 1, form: form.clone() },
+            Message::Fire { of, epoch: 1, feeds, give: vec![0, 2] },
+            Message::Output { of, output: 2, form: Form::Encoded },
+            Message::Done { of, start_ns: 1, end_ns: 2, kept: vec![(2, DType::F32, vec![2, 3])] },
+            Message::Failed { of, error: error.clone() },
+            Message::Send { what, to },
+            Message::Release { firings: vec![of; 2] },
+            Message::Drop { stage: 3 },
+            Message::Unreachable { worker: "w2".to_owned(), error },
+            Message::Ping { token: 6 },
+            Message::Pong { token: 6, clock_ns: 5 },
+            Message::Draining,
+            Message::Close,
+            Message::Join { protocol, session, from: "w1".to_owned() },
+            Message::Tensor { what, epoch: 1, form },
+        ]
+    }
+
+    #[test]
+    fn every_message_comes_back_and_no_part_of_one_is_one() {
+        let all = one_of_each();
+        for (number, message) in (0_u32..).zip(&all) {
+            let head = message.encode().unwrap();
+            assert_eq!(head[..4], number.to_le_bytes(), "{message:?}");
+            assert_eq!(&Message::decode(&head).unwrap(), message);
+            for end in 0..head.len() {
+                assert!(Message::decode(&head[..end]).is_err(), "{message:?}, {end} bytes");
+            }
+            let longer = [&head[..], &[0]].concat();
+            assert!(Message::decode(&longer).is_err(), "{message:?}, a byte left over");
+        }
+        // None is missing above: the next number is no message.
+        let mut next = vec![0; 256];
+        next[..4].copy_from_slice(&(all.len() as u32).to_le_bytes());
+        let error = Message::decode(&next).unwrap_err();
+        assert!(error.to_string().contains("variant index"), "{error}");
+    }
+
+    #[test]
+    fn mutated_messages_specs_and_values_are_read_or_refused() {
+        let mut seeds: Vec<Vec<u8>> =
+            one_of_each().iter().map(|message| message.encode().unwrap()).collect();
+        let mut graph = GraphBuilder::new("layer");
+        let x = graph.input("x", DType::F32, ["N".into(), 4.into()]).unwrap();
+        let w = graph.param("w", DType::F32, &[4, 2]).unwrap();
+        let h = graph.matmul(x, w).unwrap();
+        let y = graph.relu(h).unwrap();
+        let spec = StageSpec::new(graph.finish([("y", y)]).unwrap())
+            .weight("w", "safetensors://layer.safetensors#w")
+            .device("cpu:1")
+            .stage_id("layer-1")
+            .memory_bytes(1 << 20);
+        seeds.push(spec.encode().unwrap());
+        let strings = Tensor::from_strings([2], vec!["a".into(), "é".into()]).unwrap();
+        let list = Value::Sequence(vec![strings.into(), Value::Optional(None)]);
+        seeds.push(Form::of(&list).unwrap().1.as_bytes().to_vec());
+        let mut random = Mutator::new(0x4D5);
+        for seed in &seeds {
+            fuzz_messages(seed);
+            for _ in 0..500 {
+                fuzz_messages(&random.mutate(seed));
+            }
         }
     }
 

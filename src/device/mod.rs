@@ -205,8 +205,12 @@ impl std::error::Error for Unavailable {}
 impl Unavailable {
     /// The error for a device that was named and is not there.
     pub fn into_error(self, id: &DeviceId) -> Error {
+        let help = match id.worker() {
+            None => "`brigade devices` lists those that are".to_owned(),
+            Some(worker) => format!("see what the worker `{worker}` says where it runs"),
+        };
         Error::new(ErrorKind::Device, format!("device `{id}` is not available: {}", self.reason))
-            .with_help("`brigade devices` lists those that are")
+            .with_help(help)
     }
 }
 

@@ -22,11 +22,14 @@ pub struct CompileOptions {
     /// Whether to measure each node: [`HeteroExecutable::node_profile`](crate::HeteroExecutable::node_profile)
     /// and [`Pipeline::node_profile`](crate::Pipeline::node_profile) then tell.
     pub profile: bool,
+    /// Whether the passes over a whole graph leave weights as they lie in their file, so that
+    /// devices that read weights themselves can; each segment folds its own.
+    pub keep_weights: bool,
 }
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        Self { threads: 1, disabled_passes: Vec::new(), profile: false }
+        Self { threads: 1, disabled_passes: Vec::new(), profile: false, keep_weights: false }
     }
 }
 

@@ -38,11 +38,16 @@ pub enum EdgePath {
     /// Between the memories of two devices: the producer's actor copies it to the host, the
     /// consumer's to its device.
     ThroughHost,
+    /// From worker to worker, past this process.
+    Workers,
 }
 
 impl EdgePath {
     /// From one device to another; `own` says which have memory of their own.
     pub fn between(from: &DeviceId, to: &DeviceId, own: &dyn Fn(&DeviceId) -> bool) -> Self {
+        if let (Some(a), Some(b)) = (from.worker(), to.worker()) {
+            return if a == b { Self::Device } else { Self::Workers };
+        }
         match (own(from), own(to)) {
             (false, false) => Self::Host,
             (true, true) if from == to => Self::Device,
@@ -61,6 +66,7 @@ impl std::fmt::Display for EdgePath {
             Self::ReadBack => "read-back",
             Self::Upload => "upload",
             Self::ThroughHost => "through host",
+            Self::Workers => "worker to worker",
         })
     }
 }

@@ -12,19 +12,37 @@ use crate::tensor::{BufferPool, Tensor, Value};
 const LARGE_BYTES: usize = 1 << 20;
 const LARGEST_GROWTH: usize = 4;
 
+/// What is computed from more bytes than this is made of weights.
+const WEIGHT_BYTES: usize = 4 << 10;
+
+/// Which nodes are left alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Nothing,
+    /// The weights that integer products take.
+    Quantised,
+    /// These, and whatever is large and computed from weights.
+    Large,
+}
+
 /// All but the weights that integer products take ([`super::qdq`]).
 pub(super) fn run(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Result<usize> {
-    fold(graph, registry, true)
+    fold(graph, registry, Keep::Quantised)
 }
 
 /// Every such node.
 pub(super) fn run_all(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Result<usize> {
-    fold(graph, registry, false)
+    fold(graph, registry, Keep::Nothing)
 }
 
-fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<usize> {
+/// All but weights, and what is large and computed from them: each segment computes that itself.
+pub(super) fn run_small(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -> Result<usize> {
+    fold(graph, registry, Keep::Large)
+}
+
+fn fold(graph: &mut Graph, registry: &OpRegistry, keep: Keep) -> Result<usize> {
     let context = RunContext { pool: BufferPool::new(0), ..RunContext::default() };
-    let takers = keep_weights.then(|| Takers::new(graph));
+    let takers = (keep != Keep::Nothing).then(|| Takers::new(graph));
     let mut changes = 0;
     for i in 0..graph.nodes.len() {
         let node = &graph.nodes[i];
@@ -60,7 +78,8 @@ fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<
         single.nodes.push(copy);
         single.set_outputs(outputs.iter().map(|(_, v)| *v));
         crate::ops::infer_graph(&mut single, registry)?;
-        if too_large(&single, input_bytes) {
+        let of_weights = keep == Keep::Large && input_bytes > WEIGHT_BYTES;
+        if too_large(&single, input_bytes) || (of_weights && output_bytes(&single) > WEIGHT_BYTES) {
             continue;
         }
         let program = Program::compile(&single, registry, &CompileOptions::default())?;
@@ -81,8 +100,8 @@ fn fold(graph: &mut Graph, registry: &OpRegistry, keep_weights: bool) -> Result<
     Ok(changes)
 }
 
-fn too_large(single: &Graph, input_bytes: usize) -> bool {
-    let bytes: usize = single
+fn output_bytes(single: &Graph) -> usize {
+    single
         .outputs()
         .iter()
         .filter_map(|v| {
@@ -90,13 +109,34 @@ fn too_large(single: &Graph, input_bytes: usize) -> bool {
             let count = fact.concrete_shape()?.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
             Some(count.saturating_mul(fact.dtype?.size()))
         })
-        .fold(0, usize::saturating_add);
+        .fold(0, usize::saturating_add)
+}
+
+fn too_large(single: &Graph, input_bytes: usize) -> bool {
+    let bytes = output_bytes(single);
     bytes > LARGE_BYTES && bytes > input_bytes.saturating_mul(LARGEST_GROWTH)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_may_stay_what_they_are() {
+        let registry = OpRegistry::default();
+        let graph = |extent: usize| {
+            let mut g = Graph::new("g");
+            let c = g.add_constant("c", Tensor::of_i64(&vec![3; extent])).unwrap();
+            let a = g.add_value("a", Fact::unknown()).unwrap();
+            g.add_node("n", "Neg", [Some(c)], [Some(a)]);
+            g.set_outputs([a]);
+            g
+        };
+        for (extent, folded) in [(8, 1), (512, 1), (513, 0)] {
+            assert_eq!(run_small(&mut graph(extent), &[], &registry).unwrap(), folded, "{extent}");
+            assert_eq!(run(&mut graph(extent), &[], &registry).unwrap(), 1);
+        }
+    }
 
     #[test]
     fn a_chain_of_constants_becomes_one() {

@@ -128,6 +128,15 @@ pub static PASSES: &[Pass] = &[
     },
 ];
 
+/// What `fold-constants` is where weights stay what they are in their file.
+static FOLD_SMALL: Pass = Pass {
+    name: "fold-constants",
+    summary: "computes nodes whose inputs are all constant, but for large ones over weights",
+    run: fold_constants::run_small,
+    in_subgraphs: true,
+    scope: Scope::Everywhere,
+};
+
 /// How many changes each pass made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassReport {
@@ -194,6 +203,10 @@ fn run(
         .iter()
         .filter(|p| p.scope <= scope)
         .filter(|p| !options.disabled_passes.iter().any(|d| d == p.name))
+        .map(|p| {
+            let keep = options.keep_weights && scope == Scope::Everywhere;
+            if keep && p.name == FOLD_SMALL.name { &FOLD_SMALL } else { p }
+        })
         .collect();
     let mut report = PassReport { changes: passes.iter().map(|p| (p.name, 0)).collect() };
     let mut known = infer_graph(graph, registry)?;

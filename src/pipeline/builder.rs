@@ -422,7 +422,9 @@ impl PipelineBuilder {
         self.graph.validate()?;
         self.check_names()?;
         let before = self.graph.clone();
-        let graph = optimised(self.graph, &self.registry, &self.options)?;
+        let mut options = self.options.clone();
+        options.keep_weights |= self.registry.has_sources();
+        let graph = optimised(self.graph, &self.registry, &options)?;
         let shapes: Vec<(&str, &[usize])> =
             self.shapes.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
         let symbols = crate::ops::infer::bind_symbols(&graph, &shapes)?;

@@ -12,12 +12,12 @@ use brigade::{DType, Pipeline, Tensor, Value, WeightRef};
 use crate::namespaces::Namespaces;
 use crate::rig::{LEASE, Process, Rig};
 
-const WIDTH: usize = 64;
+const WIDTH: usize = 32;
 const LAYERS: usize = 6;
-const ITEMS: usize = 600;
+const ITEMS: usize = 400;
 
 /// Those of the stage that is 40 times slower.
-const SLOW_ITEMS: usize = 20;
+const SLOW_ITEMS: usize = 60;
 
 /// Layers whose weights lie in a file, so that a stage that is placed again has something to load.
 fn graph(folder: &Path) -> (Graph, Vec<WeightRef>) {

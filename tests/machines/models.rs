@@ -58,7 +58,6 @@ fn run(rig: &Rig<'_>, model: &Path, items: usize, item: &dyn Fn(usize) -> Vec<(S
         }
         builder.stages(3, devices).unwrap().in_flight(8).spawn().unwrap()
     };
-    let local = pipeline(brigade::Registry::default(), &["cpu:0", "cpu:1", "cpu:2"]);
     let timed = |p: &Pipeline, expected: Option<&[Vec<Value>]>| {
         let begin = Instant::now();
         let mut first = Vec::new();
@@ -73,10 +72,12 @@ fn run(rig: &Rig<'_>, model: &Path, items: usize, item: &dyn Fn(usize) -> Vec<(S
         }
         (first, items as f64 / begin.elapsed().as_secs_f64())
     };
-    let (expected, local_rate) = timed(&local, None);
-    drop(local);
     let workers: Vec<Process> = ["w1", "w2", "w3"].iter().map(|n| rig.start(n)).collect();
     let cluster = rig.connect(&["w1", "w2", "w3"], ClusterOptions::new()).unwrap();
+    // With the same devices at hand the passes, and so the cuts, are the same.
+    let local = pipeline(cluster.registry().clone(), &["cpu:0", "cpu:1", "cpu:2"]);
+    let (expected, local_rate) = timed(&local, None);
+    drop(local);
     let remote = pipeline(cluster.registry().clone(), &["w1/cpu", "w2/cpu", "w3/cpu"]);
     let (_, rate) = timed(&remote, Some(&expected));
     let read: Vec<u64> = cluster.stats().stages.iter().map(|s| s.read_bytes >> 10).collect();

@@ -29,6 +29,7 @@ macro_rules! suite {
                 words_of_a_refusal_reach_the_peer,
                 a_head_beyond_the_limit_is_not_taken,
                 a_length_is_refused_before_memory,
+                what_is_not_wanted_passes_by_without_memory,
                 the_queue_is_bounded,
                 a_panic_ends_that_link_alone,
                 a_buffer_of_another_length_ends_the_link,
@@ -319,6 +320,47 @@ pub(crate) fn a_length_is_refused_before_memory(make: Make) {
         LinkError::Refused { why } => assert_eq!(why, own.to_string()),
         other => panic!("{other:?}"),
     }
+}
+
+/// Lets payloads of more than 1000 bytes pass by.
+struct Choosy(Taker);
+
+struct PassingBy;
+
+impl Accept for Choosy {
+    fn accept(&mut self, head: &[u8], length: u64) -> Result<Box<dyn Incoming>, LinkError> {
+        if length > 1000 { Ok(Box::new(PassingBy)) } else { self.0.accept(head, length) }
+    }
+
+    fn closed(&mut self, why: LinkError) {
+        self.0.closed(why);
+    }
+}
+
+impl Incoming for PassingBy {
+    fn is_wanted(&self) -> bool {
+        false
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        panic!("nobody may ask for it");
+    }
+
+    fn complete(self: Box<Self>) {}
+}
+
+pub(crate) fn what_is_not_wanted_passes_by_without_memory(make: Make) {
+    let pair = plain(make);
+    let (near, far, _listening) = odd(&pair, |taker| Box::new(Choosy(taker)));
+    near.send(b"not wanted", vec![7; 30 << 20]);
+    near.send(b"wanted", vec![8; 9]);
+    match far.recv_timeout(PATIENCE).unwrap() {
+        super::peer::Event::Frame(head, payload) => {
+            assert_eq!((head, payload), (b"wanted".to_vec(), vec![8; 9]));
+        }
+        super::peer::Event::Closed(why) => panic!("{why}"),
+    }
+    assert!(near.link.is_open());
 }
 
 /// Waits for a sign before it takes a frame.

@@ -9,8 +9,8 @@ use super::state::{Desk, Input};
 use crate::cluster::StageSpec;
 use crate::cluster::message::FiringKey;
 use crate::device::{
-    CompiledSegment, Delivery, Device, DeviceId, DeviceInfo, Instance, InstanceOptions,
-    MAX_IN_FLIGHT, Submitted, Support, Unavailable, run_submitted,
+    CompiledSegment, Delivery, Device, DeviceId, DeviceInfo, Instance, InstanceOptions, Submitted,
+    Support, Unavailable, run_submitted,
 };
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node};
@@ -20,6 +20,9 @@ use crate::tensor::Value;
 
 /// The kind of the device that a worker chooses itself.
 pub(super) const AUTO: &str = "auto";
+
+/// Items that one actor has at its worker: enough to hide the way there and back.
+const SLOTS: usize = 8;
 
 /// How many actors may have work on one device of a worker: the worker sees to its lanes itself.
 const LANES: usize = 1024;
@@ -176,7 +179,7 @@ struct RemoteInstance {
 
 impl Instance for RemoteInstance {
     fn slots(&self) -> usize {
-        MAX_IN_FLIGHT
+        SLOTS
     }
 
     fn run(&mut self, inputs: Vec<Value>) -> Result<Vec<Value>> {

@@ -222,6 +222,7 @@ impl Hub {
             });
         }
         w.offers = offers;
+        w.draining = false;
         w.pinged = None;
         if !resumed {
             // The process is another one, with a clock of its own.

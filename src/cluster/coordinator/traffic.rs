@@ -164,6 +164,10 @@ impl Hub {
             }
             Message::Draining => {
                 w.draining = true;
+                // So that it need not wait for this coordinator to come back.
+                if let Some(link) = &w.link {
+                    tell(link, &Message::Close);
+                }
                 self.lose(&mut state, worker, "it is being shut down");
             }
             Message::Unreachable { worker: other, error } => {

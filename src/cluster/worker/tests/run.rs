@@ -100,7 +100,7 @@ fn tensors_go_from_worker_to_worker() {
     to_b.tell(&release);
     to_a.silent();
     to_b.silent();
-    assert_eq!((a.stats().bytes_held, b.stats().bytes_held), (0, 0));
+    until("both hold nothing", || a.stats().bytes_held == 0 && b.stats().bytes_held == 0);
     // Without a route nothing goes on.
     to_a.tell(&Message::Route { ticket: 7, stage: 1, output: 0, to: Vec::new() });
     assert_eq!(to_a.settled(7), None);
