@@ -49,7 +49,7 @@ impl Runtime {
             .spawn(move || {
                 HERE.set(number);
                 let runtime = if threads <= 1 {
-                    Builder::new_current_thread().enable_all().build()
+                    Builder::new_current_thread().thread_name("link-worker").enable_all().build()
                 } else {
                     Builder::new_multi_thread()
                         .worker_threads(threads)

@@ -363,8 +363,8 @@ async fn link(conn: &Arc<Conn>, body: Incoming) -> Outgoing {
     conn.listener.links.add(&core);
     let outgoing = Outgoing::new(&core, &places, Some(greeting), true);
     let (conn, shared) = (Arc::clone(conn), Arc::clone(&shared));
+    let mut intake = Intake::new(accept, Arc::clone(&core));
     tokio::spawn(async move {
-        let mut intake = Intake::new(accept, Arc::clone(&core));
         let why = received.run(&core, &places, &mut intake, &shared.options).await;
         intake.closed(why);
         conn.over.notify_one();
