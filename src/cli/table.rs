@@ -1,14 +1,27 @@
 //! Text in columns, and numbers with units.
 
-/// Rows whose columns line up; the first row is the head.
+/// Characters of a cell that are shown: one that is longer makes every row as long.
+const SHOWN: usize = 120;
+
+/// What is shown of a text that may be of any length.
+pub(super) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// Rows whose columns line up; the first row is the head. Cells beyond some length are cut.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| shortened(cell)).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {
         rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
-    for row in rows {
+    for row in &rows {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, w)| format!("{cell:<w$}")).collect();
         out += cells.join("  ").trim_end();
@@ -43,6 +56,8 @@ mod tests {
     fn columns_line_up_by_characters() {
         let text = table(&[row(["a", "b"]), row(["é é", "c"])]);
         assert_eq!(text, "a    b\né é  c\n");
+        let long = table(&[row([&"é".repeat(70_000), "b"]), row(["a", "b"])]);
+        assert!(long.starts_with("é") && long.contains("…  b\n") && long.len() < 1000);
         assert_eq!(bytes(Some(1536)), "1.5 KiB");
         assert_eq!(bytes(None), "?");
     }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::console::Console;
 use super::failure::Outcome;
-use super::table::{bytes, row, table};
+use super::table::{bytes, row, shortened, table};
 use crate::error::{Result, err};
 use crate::import::{
     GgufFile, GgufType, GgufValue, Limits, MAX_SAFETENSORS_HEADER, SafetensorsFile, open_file,
@@ -159,6 +159,7 @@ fn text(d: &Document) -> String {
         };
         let short: String = value.chars().take(LONGEST).collect();
         let more = if short.len() < value.len() { "…" } else { "" };
+        let key = shortened(&key.escape_debug().to_string());
         out += &format!("metadata {key} = {short}{more}\n");
     }
     out += &format!(

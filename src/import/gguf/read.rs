@@ -110,7 +110,8 @@ impl<'a> Cursor<'a> {
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.to_owned()),
             Err(_) => {
-                bail!(Format, "has a name that is not UTF-8: {}", String::from_utf8_lossy(bytes))
+                let start = String::from_utf8_lossy(&bytes[..bytes.len().min(80)]);
+                bail!(Format, "has a name that is not UTF-8: {}", start.escape_debug())
             }
         }
     }

@@ -40,10 +40,20 @@ impl Roots {
         let found =
             self.candidates(path).into_iter().find_map(|p| p.canonicalize().ok().zip(Some(p)));
         let first = self.candidates(path).into_iter().next().unwrap_or_else(|| path.to_owned());
+        // Roots have no links in them and begin at the top, so that this must, too, to be compared.
+        let folder = first.parent().and_then(|folder| match folder.as_os_str().is_empty() {
+            true => Path::new(".").canonicalize().ok(),
+            false => folder.canonicalize().ok(),
+        });
+        let name = first.file_name().filter(|_| path.file_name().is_some());
+        let place = match (folder, name) {
+            (Some(folder), Some(name)) => folder.join(name),
+            _ => lexical(&std::path::absolute(&first).unwrap_or_else(|_| first.clone())),
+        };
         match found {
             Some((real, _)) if self.admits(&real) => Ok(real),
             // What is not there is told only of places that may be read.
-            None if self.allowed.is_empty() || self.admits(&lexical(&first)) => {
+            None if self.allowed.is_empty() || self.admits(&place) => {
                 let error = first.canonicalize().err();
                 let told = err!(Io, "`{}` cannot be opened", first.display());
                 Err(error.into_iter().fold(told, |told, e| told.with_source(e)))
@@ -134,6 +144,14 @@ mod tests {
             roots.allow(&outside).unwrap();
             assert!(roots.resolve(Path::new("link")).is_ok());
         }
+        // A root and a base that are told from the working folder.
+        let here = tempfile::tempdir_in(".").unwrap();
+        let relative = Path::new(here.path().file_name().unwrap());
+        let mut from_here = Roots::default();
+        from_here.allow(relative).unwrap();
+        from_here.set_base(relative);
+        let error = from_here.resolve(Path::new("gone")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
         // A root whose name begins like another one is another one.
         std::fs::create_dir(all.path().join("in2")).unwrap();
         std::fs::write(all.path().join("in2/w"), b"3").unwrap();
