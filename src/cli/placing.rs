@@ -264,7 +264,18 @@ impl Placing {
             ([], false) => connected.devices(),
             (given, _) => given.to_vec(),
         };
+        let workers = connected.devices();
         let (map, origin) = match (self.plan.as_deref(), self.stages, devices.as_slice()) {
+            (Some("auto"), ..) if !workers.is_empty() => {
+                let stages = workers.len().min(computing_nodes(&graph).len()).max(1);
+                let map = balanced(&workers, stages)?;
+                (
+                    map,
+                    format!(
+                        "plan auto: {stages} balanced stages by analytic cost, over the workers"
+                    ),
+                )
+            }
             (Some("auto"), ..) => {
                 let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
                 let stages = cores.min(2).min(computing_nodes(&graph).len()).max(1);

@@ -53,6 +53,8 @@ fn memory(text: &str) -> Result<u64> {
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
+    // It is the name of a place, as others see it.
+    DeviceId::cpu(0).at(&args.name)?;
     // From here on a signal ends it in order.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -138,6 +138,8 @@ pub(super) struct Workers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     name: String,
+    /// Whether that is what the command line says.
+    stated: bool,
     address: String,
 }
 
@@ -159,9 +161,10 @@ impl std::str::FromStr for Named {
             let name: String = host.to_lowercase().chars().map(plain).collect();
             name.trim_matches('-').to_owned()
         };
+        let stated = name.is_some();
         let name = name.unwrap_or_else(of_host);
         DeviceId::cpu(0).at(&name)?;
-        Ok(Self { name, address: address.to_owned() })
+        Ok(Self { name, stated, address: address.to_owned() })
     }
 }
 
@@ -201,7 +204,7 @@ impl Workers {
         let mut workers: Vec<(String, String)> = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {
             let mut name = worker.name.clone();
-            if self.workers.iter().filter(|w| w.name == name).count() > 1 {
+            if !worker.stated && self.workers.iter().filter(|w| w.name == name).count() > 1 {
                 let port = worker.address.rsplit_once(':').map_or("", |(_, port)| port);
                 name = format!("{name}-{port}");
             }

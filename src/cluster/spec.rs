@@ -13,6 +13,9 @@ use crate::import::{WeightCache, WeightRef, WeightUri, sha256};
 use crate::ops::CompileOptions;
 use crate::tensor::{DType, Tensor};
 
+/// The first bytes of a spec.
+const MAGIC: [u8; 4] = *b"BRGS";
+
 /// The version of the format that is written, and the only one that is read.
 const VERSION: u32 = 1;
 
@@ -264,11 +267,13 @@ impl StageSpec {
     /// # Errors
     /// If it takes more than [`MAX_SPEC_BYTES`].
     pub fn encode(&self) -> Result<Vec<u8>> {
-        codec::encode(self, MAX_SPEC_BYTES).map_err(|e| {
+        let most = MAX_SPEC_BYTES - MAGIC.len() as u64;
+        let body = codec::encode(self, most).map_err(|e| {
             err!(Limit, "the stage `{}` takes more than {MAX_SPEC_BYTES} bytes", self.name())
                 .with_source(e)
                 .with_help("refer to its weights by URIs, or cut it into more stages")
-        })
+        })?;
+        Ok([&MAGIC[..], &body].concat())
     }
 
     /// The spec in bytes, checked by [`validate`](Self::validate).
@@ -276,6 +281,10 @@ impl StageSpec {
     /// # Errors
     /// If they are not one, or it does not hold together.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let Some(bytes) = bytes.strip_prefix(&MAGIC[..]) else {
+            return Err(err!(Format, "the bytes are no stage spec")
+                .with_help("`brigade plan MODEL --stages K --specs DIR` writes some"));
+        };
         let version = bytes.first_chunk().map(|b| u32::from_le_bytes(*b));
         if let Some(version) = version.filter(|v| *v != VERSION) {
             return Err(err!(

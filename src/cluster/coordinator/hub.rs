@@ -118,6 +118,11 @@ impl Hub {
     pub(super) fn add_worker(&self, name: &str, address: &str) -> Result<()> {
         DeviceId::cpu(0).at(name)?;
         let mut state = self.state();
+        if let Some(other) = state.workers.iter().find(|w| w.address == address) {
+            let other = &other.name;
+            return Err(err!(Duplicate, "`{other}` and `{name}` are one worker, at {address}")
+                .with_help("name each worker once; two of its devices are two stages on it"));
+        }
         if state.workers.iter().any(|w| w.name == name) {
             return Err(err!(Duplicate, "two workers are named `{name}`")
                 .with_help("give each a name: --workers a=HOST:PORT,b=HOST:PORT"));
@@ -238,6 +243,7 @@ impl Hub {
                 epoch: 0,
                 phase: Phase::Compiled,
                 adrift: false,
+                fruitless: 0,
                 inputs: owned(spec.inputs()),
                 outputs: owned(spec.outputs()),
                 routes: BTreeMap::new(),

@@ -339,6 +339,12 @@ pub struct StageTimes {
 }
 
 /// The error of a link as one of this crate.
+#[allow(clippy::needless_pass_by_value)] // so that `map_err` takes it
 pub fn link_error(error: brigade_actors::transport::LinkError) -> crate::Error {
-    err!(Device, "the link failed").with_source(error)
+    use brigade_actors::transport::LinkError;
+    match &error {
+        LinkError::Address { .. } => err!(Usage, "{error}"),
+        LinkError::Security { .. } | LinkError::Unreachable { .. } => err!(Device, "{error}"),
+        _ => err!(Device, "the link failed: {error}"),
+    }
 }

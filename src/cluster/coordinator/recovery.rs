@@ -233,7 +233,6 @@ impl Hub {
         if !resumed && had_stages {
             let why = "another process took its place".to_owned();
             self.adrift(state, at, &why);
-            return;
         }
         if resumed && !matches!(before, Life::Lost { .. }) {
             state.resumed += 1;
@@ -249,8 +248,12 @@ impl Hub {
         let shipping = |p: &Phase| matches!(p, Phase::Shipping { .. });
         let here =
             |s: &super::state::StageState| s.worker == at && (!s.adrift || shipping(&s.phase));
-        for (number, s) in stages.iter().filter(|(_, s)| here(s)) {
+        for (number, s) in stages.iter_mut().filter(|(_, s)| here(s)) {
             again.push(*number);
+            if shipping(&s.phase) {
+                // Whichever process it is now gets the stage.
+                s.incarnation = workers[at].incarnation;
+            }
             if let (Phase::Shipping { .. }, Some(link)) = (&s.phase, &workers[at].link)
                 && let Ok(head) = (Message::Ship { stage: *number, epoch: s.epoch }).encode()
             {
@@ -314,6 +317,7 @@ impl Hub {
             let dead = matches!(s.phase, Phase::Dead(_) | Phase::Shipping { .. });
             if s.worker == at && !s.adrift && !dead {
                 s.adrift = true;
+                s.fruitless += u32::from(s.open > 0);
                 stages.push(*number);
             }
         }
@@ -361,7 +365,7 @@ impl Hub {
             }
             let mut placed = Vec::new();
             for number in adrift {
-                match self.place_somewhere(number) {
+                match self.in_vain(number).map_or_else(|| self.place_somewhere(number), Err) {
                     Ok(()) => placed.push(number),
                     Err(why) => {
                         let mut state = self.state();
@@ -377,6 +381,16 @@ impl Hub {
             }
             self.resume(&placed);
         }
+    }
+
+    /// Why a stage is not placed once more: wherever it was, it ended its worker before it completed
+    /// anything, so that an item of it may be what does that.
+    fn in_vain(&self, number: u64) -> Option<String> {
+        let state = self.state();
+        let most = state.workers.len() + 2;
+        let tries = state.stages.get(&number)?.fruitless as usize;
+        (tries > most)
+            .then(|| format!("it was lost {tries} times in a row without completing any item"))
     }
 
     /// Ships a stage to the best place that is left.

@@ -102,6 +102,8 @@ pub(super) struct StageState {
     pub(super) phase: Phase,
     /// Its worker is lost, and it is not placed again yet.
     pub(super) adrift: bool,
+    /// How often it was lost while it had work, since it last completed any.
+    pub(super) fruitless: u32,
     pub(super) inputs: Vec<(String, Fact)>,
     pub(super) outputs: Vec<(String, Fact)>,
     /// By output: the stages that read it where it lies.

@@ -225,6 +225,7 @@ impl Hub {
         }
         if let Some(s) = stages.get_mut(&of.stage) {
             s.firings += 1;
+            s.fruitless = 0;
             s.busy_ns += end_ns.saturating_sub(start_ns);
             s.moved = Instant::now();
             let here = |ns: u64| u64::try_from(i128::from(ns) - offset).unwrap_or(0);
@@ -263,6 +264,7 @@ impl Hub {
         firing.done = true;
         if let Some(s) = state.stages.get_mut(&of.stage) {
             s.open = s.open.saturating_sub(1);
+            s.fruitless = 0;
             s.moved = Instant::now();
         }
         firing.desk.put(firing.number, result);

@@ -63,7 +63,7 @@ fn a_stage_that_cannot_be_made_ready_is_refused_with_its_reason() {
     }
     // Bytes that are no spec, one of another version, one that does not hold together.
     let mut newer = relu().encode().unwrap();
-    newer[0] += 1;
+    newer[4] += 1;
     let unbound = StageSpec::new(weighted("npy://w.npy").graph().clone()).encode().unwrap();
     for (bytes, words) in [
         (vec![1, 0, 0, 0, 9], "no stage spec"),
