@@ -120,7 +120,8 @@ impl FromStr for DeviceId {
 
     fn from_str(s: &str) -> Result<Self> {
         if let Some((worker, device)) = s.split_once('/') {
-            let device: Self = device.parse()?;
+            let device: Self =
+                device.parse().map_err(|_| malformed(s, "what follows the worker is none"))?;
             if device.worker.is_some() {
                 return Err(malformed(s, "it names two workers"));
             }

@@ -126,3 +126,22 @@ fn a_worker_that_comes_back_is_used_again() {
         cluster.stats().workers.iter().all(|w| w.state == "up")
     });
 }
+
+#[test]
+fn a_stage_that_ends_wherever_it_is_placed_is_given_up() {
+    let site = Site::new("local", &["w1", "w2"]);
+    // Less than any item takes.
+    let options = ClusterOptions::new().lease(LEASE).progress(Duration::from_millis(1));
+    let cluster = site.connect(options);
+    let pipeline = Pipeline::builder(mlp(3, 512))
+        .registry(cluster.registry().clone())
+        .stages(1, &["w1/cpu"])
+        .unwrap()
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    let error = pipeline.run([("x", item(2, 512))]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    assert!(error.to_string().contains("in a row without completing any item"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}

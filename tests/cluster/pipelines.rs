@@ -1,6 +1,6 @@
 //! A pipeline over workers gives what the local one gives.
 
-use brigade::cluster::{ClusterOptions, OnLoss};
+use brigade::cluster::ClusterOptions;
 use brigade::graph::{Dim, Fact};
 use brigade::{DType, ErrorKind, Pipeline, Tensor};
 
@@ -147,6 +147,13 @@ fn what_cannot_be_is_refused_with_its_reason() {
     let options = ClusterOptions::new().connect_within(Duration::from_millis(300));
     let error = Cluster::connect(open("grpc"), &nobody, &Registry::default(), options).unwrap_err();
     assert!(error.to_string().contains("`x` at 127.0.0.1:1"), "{error}");
+    // One worker is one name.
+    let there = &site.addresses[0].1;
+    let twice = [("x".to_owned(), there.clone()), ("y".to_owned(), there.clone())];
+    let error = Cluster::connect(open("grpc"), &twice, &Registry::default(), ClusterOptions::new())
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Duplicate, "{error}");
+    assert!(error.to_string().contains("`x` and `y` are one worker"), "{error}");
     // A cluster that was closed says so.
     let pipeline = Pipeline::builder(mlp(2, 8))
         .registry(cluster.registry().clone())
@@ -157,7 +164,6 @@ fn what_cannot_be_is_refused_with_its_reason() {
     cluster.close();
     let error = pipeline.run([("x", item(0, 8))]).unwrap_err();
     assert!(error.to_string().contains("closed"), "{error}");
-    let _ = OnLoss::Fail;
 }
 
 #[test]

@@ -86,6 +86,11 @@ impl Inbound {
                 let known = self.worker.session(session).ok_or_else(|| {
                     refused(format!("the worker `{}` has no such session", self.worker.name))
                 })?;
+                // What came before it is announced would be lost: whoever dials tries again.
+                if !known.with_store(|s| s.expects_any()) {
+                    let name = &self.worker.name;
+                    return Err(refused(format!("the worker `{name}` expects no tensors yet")));
+                }
                 known.joined(&self.link).map_err(|e| refused(e.to_string()))?;
                 self.role = Role::Peer { session: known, from };
             }

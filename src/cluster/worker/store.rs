@@ -144,6 +144,11 @@ impl Store {
         }
     }
 
+    /// Whether any output of another worker is to come here.
+    pub(super) fn expects_any(&self) -> bool {
+        !self.expected.is_empty()
+    }
+
     /// An output of a stage elsewhere will come here.
     ///
     /// # Errors

@@ -245,12 +245,17 @@ fn tensors_of_other_workers_are_taken_if_they_are_expected() {
         peer.tell(&Message::Join { protocol, session: id(session), from: "p".to_owned() });
         peer
     };
-    for (peer, words) in
-        [(join(2, PROTOCOL), "has no such session"), (join(1, PROTOCOL + 1), "use one release")]
-    {
+    for (peer, words) in [
+        (join(2, PROTOCOL), "has no such session"),
+        (join(1, PROTOCOL + 1), "use one release"),
+        (join(1, PROTOCOL), "expects no tensors yet"),
+    ] {
         let why = peer.why_closed().to_string();
         assert!(why.contains(words), "{why}");
     }
+    let fact = Fact::concrete(DType::F32, &[4]);
+    c.tell(&Message::Expect { ticket: 7, stage: 8, epoch: 1, output: 0, fact });
+    assert_eq!(c.settled(7), None);
     let peer = join(1, PROTOCOL);
     let plain = |n: u64| Form::Plain { dtype: DType::F32, shape: vec![n] };
     let send = |firing, epoch, extent: u64| {
