@@ -1,6 +1,6 @@
 //! A stage that describes itself: what is shipped to a worker.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use brigade_actors::codec;
@@ -344,10 +344,21 @@ impl StageSpec {
     ) -> Result<Self> {
         let mut constants = Vec::new();
         let mut inline = 0;
+        let real_roots: Vec<PathBuf> = roots.iter().filter_map(|r| r.canonicalize().ok()).collect();
+        // Most constants of a stage lie in one file.
+        let mut known: HashMap<PathBuf, Option<PathBuf>> = HashMap::new();
+        let mut real = |path: &Path| {
+            if let Some(found) = known.get(path) {
+                return found.clone();
+            }
+            let found = path.canonicalize().ok();
+            known.insert(path.to_owned(), found.clone());
+            found
+        };
         for info in &mut graph.values {
             let Some(tensor) = info.constant.take() else { continue };
             if tensor.bytes() >= WEIGHT_BYTES
-                && let Some(uri) = reference(&tensor, roots)?
+                && let Some(uri) = reference(&tensor, &real_roots, &mut real)?
             {
                 constants.push(WeightRef::new(info.name.clone(), uri));
                 info.fact = Fact::of(&tensor);
@@ -383,16 +394,17 @@ fn list(roots: &[PathBuf]) -> String {
 }
 
 /// The URI of the bytes of a tensor in the file that they come from, with their checksum.
-fn reference(tensor: &Tensor, roots: &[PathBuf]) -> Result<Option<String>> {
+fn reference(
+    tensor: &Tensor,
+    roots: &[PathBuf],
+    real: &mut impl FnMut(&Path) -> Option<PathBuf>,
+) -> Result<Option<String>> {
     if tensor.dtype() == DType::String {
         return Ok(None);
     }
     let Some(range) = tensor.buffer().file_range() else { return Ok(None) };
-    let Ok(path) = range.path.canonicalize() else { return Ok(None) };
-    let below = |root: &PathBuf| {
-        let root = root.canonicalize().ok()?;
-        path.strip_prefix(root).ok().map(Path::to_owned)
-    };
+    let Some(path) = real(&range.path) else { return Ok(None) };
+    let below = |root: &PathBuf| path.strip_prefix(root).ok().map(Path::to_owned);
     let Some(relative) = roots.iter().find_map(below) else { return Ok(None) };
     let shape: Vec<String> = tensor.shape().iter().map(ToString::to_string).collect();
     Ok(Some(format!(

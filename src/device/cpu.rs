@@ -50,14 +50,7 @@ impl Device for CpuDevice {
     }
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
-        let dtypes: Vec<_> = facts.iter().map(|f| f.as_ref().and_then(|f| f.dtype)).collect();
-        match self.ops.get(&node.domain, &node.op) {
-            None => Support::No("no such operator".to_owned()),
-            Some(def) => match def.check(node, &dtypes) {
-                Ok(()) => Support::Yes,
-                Err(why) => Support::No(why),
-            },
-        }
+        supports(&self.ops, node, facts)
     }
 
     fn compile(
@@ -72,6 +65,18 @@ impl Device for CpuDevice {
             .map_err(|e| e.with_device(self.id.to_string()))?;
         let profiler = options.profile.then(Profiler::default);
         Ok(Arc::new(CpuSegment { program: Arc::new(program), threads: options.threads, profiler }))
+    }
+}
+
+/// Whether a CPU device over these operators, wherever it is, can run a node.
+pub(crate) fn supports(ops: &OpRegistry, node: &Node, facts: &[Option<Fact>]) -> Support {
+    let dtypes: Vec<_> = facts.iter().map(|f| f.as_ref().and_then(|f| f.dtype)).collect();
+    match ops.get(&node.domain, &node.op) {
+        None => Support::No("no such operator".to_owned()),
+        Some(def) => match def.check(node, &dtypes) {
+            Ok(()) => Support::Yes,
+            Err(why) => Support::No(why),
+        },
     }
 }
 

@@ -25,6 +25,8 @@ use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
 #[cfg(feature = "wgpu")]
 pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
+#[cfg(feature = "cluster")]
+pub(crate) use cpu::supports as cpu_supports;
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
 pub use limits::{MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS};

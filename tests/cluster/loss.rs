@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brigade::cluster::{ClusterOptions, OnLoss};
-use brigade::{ErrorKind, Pipeline, Tensor};
+use brigade::{DType, ErrorKind, Pipeline, Tensor};
 
 use super::*;
 
@@ -140,7 +140,9 @@ fn a_stage_that_ends_wherever_it_is_placed_is_given_up() {
         .spawn()
         .unwrap();
     let begin = Instant::now();
-    let error = pipeline.run([("x", item(2, 512))]).unwrap_err();
+    // Long enough for the watch to look at it many times.
+    let x = Tensor::zeros(DType::F32, [256, 512]).unwrap();
+    let error = pipeline.run([("x", x)]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device, "{error}");
     assert!(error.to_string().contains("in a row without completing any item"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());

@@ -10,7 +10,7 @@ use crate::cluster::StageSpec;
 use crate::cluster::message::FiringKey;
 use crate::device::{
     CompiledSegment, Delivery, Device, DeviceId, DeviceInfo, Instance, InstanceOptions, Submitted,
-    Support, Unavailable, run_submitted,
+    Support, Unavailable, cpu_supports, run_submitted,
 };
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node};
@@ -81,14 +81,7 @@ impl Device for RemoteDevice {
         if self.id.kind() != "cpu" {
             return Support::Yes;
         }
-        let dtypes: Vec<_> = facts.iter().map(|f| f.as_ref().and_then(|f| f.dtype)).collect();
-        match self.hub.ops().get(&node.domain, &node.op) {
-            None => Support::No("no such operator".to_owned()),
-            Some(def) => match def.check(node, &dtypes) {
-                Ok(()) => Support::Yes,
-                Err(why) => Support::No(why),
-            },
-        }
+        cpu_supports(self.hub.ops(), node, facts)
     }
 
     fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>> {

@@ -35,8 +35,10 @@ pub(crate) struct Hub {
     memory: String,
     queue: QueueId,
     state: Mutex<State>,
-    /// Something in the state changed that somebody may wait for.
-    pub(super) changed: Condvar,
+    /// A worker or a stage changed, which somebody may wait for.
+    changed: Condvar,
+    /// The same, for who watches over the workers.
+    pub(super) alarm: Condvar,
     /// Firings whose outputs nobody holds any more. Apart from the state, since the last handle may
     /// go while that is locked.
     released: Mutex<Vec<FiringKey>>,
@@ -88,6 +90,7 @@ impl Hub {
             queue: QueueId::unique(),
             state: Mutex::default(),
             changed: Condvar::new(),
+            alarm: Condvar::new(),
             released: Mutex::default(),
             here: Mutex::default(),
         })
@@ -95,6 +98,12 @@ impl Hub {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells those who wait that a worker or a stage changed.
+    pub(super) fn tell_all(&self) {
+        self.changed.notify_all();
+        self.alarm.notify_all();
     }
 
     /// Waits for a change of the state, a moment at most.
@@ -127,23 +136,7 @@ impl Hub {
             return Err(err!(Duplicate, "two workers are named `{name}`")
                 .with_help("give each a name: --workers a=HOST:PORT,b=HOST:PORT"));
         }
-        let now = Instant::now();
-        state.workers.push(WorkerState {
-            name: name.to_owned(),
-            address: address.to_owned(),
-            life: Life::Broken { since: now, why: "it was not reached yet".to_owned() },
-            link: None,
-            incarnation: 0,
-            generation: 0,
-            dialling: false,
-            offers: Vec::new(),
-            heard: now,
-            draining: false,
-            clock: None,
-            pinged: None,
-            unreleased: Vec::new(),
-            here: false,
-        });
+        state.workers.push(WorkerState::new(name, address));
         Ok(())
     }
 
@@ -318,13 +311,15 @@ impl Hub {
 
     pub(super) fn drop_stage(&self, stage: u64) {
         let mut state = self.state();
-        let link = state.link_of(stage).cloned();
+        // Those that read it hold what it handed over.
+        let up = state.workers.iter().filter(|w| w.is_up());
+        let links: Vec<Link> = up.filter_map(|w| w.link.clone()).collect();
         state.stages.remove(&stage);
         let gone: Vec<u64> =
             state.firings.iter().filter(|(_, f)| f.stage == stage).map(|(k, _)| *k).collect();
         let garbage: Vec<Firing> = gone.iter().filter_map(|k| state.firings.remove(k)).collect();
         drop(state);
-        if let Some(link) = link {
+        for link in links {
             tell(&link, &Message::Drop { stage });
         }
         drop(garbage);
@@ -473,7 +468,7 @@ impl Hub {
         let error = err!(Stopped, "the cluster was closed");
         let garbage = fail(&mut state, &error, |_| true);
         drop(state);
-        self.changed.notify_all();
+        self.tell_all();
         for link in links {
             tell(&link, &Message::Close);
             link.close();

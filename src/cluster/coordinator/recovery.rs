@@ -18,6 +18,9 @@ use crate::import::WeightCache;
 /// How long nobody may listen at a worker's address before its process counts as gone.
 const NOBODY: Duration = Duration::from_millis(400);
 
+/// How long after an attempt to reach a worker the next one comes, while its lease lasts.
+const DIAL_AGAIN: Duration = Duration::from_millis(20);
+
 /// How often a lost worker is looked for again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -33,9 +36,7 @@ pub(super) fn watch(hub: &Arc<Hub>) -> Result<()> {
                     return;
                 }
                 let state = hub.state();
-                drop(hub.changed.wait_timeout(state, tick).unwrap_or_else(PoisonError::into_inner));
-                drop(hub);
-                thread::sleep(Duration::from_millis(1));
+                drop(hub.alarm.wait_timeout(state, tick).unwrap_or_else(PoisonError::into_inner));
             }
         })
         .map(drop)
@@ -73,7 +74,11 @@ impl Hub {
                         format!("its link broke ({why}) and did not come back for {silent:.1?}");
                     self.lose(&mut state, at, &why);
                 }
-                Life::Broken { .. } if !w.dialling => dial.push(at),
+                Life::Broken { .. }
+                    if !w.dialling && w.dialled.is_none_or(|t| t.elapsed() >= DIAL_AGAIN) =>
+                {
+                    dial.push(at);
+                }
                 Life::Lost { since, .. }
                     if !w.dialling
                         && !w.here
@@ -101,6 +106,7 @@ impl Hub {
         }
         for at in &dial {
             state.workers[*at].dialling = true;
+            state.workers[*at].dialled = Some(Instant::now());
         }
         let replace = !state.replacing && state.stages.values().any(|s| s.adrift);
         state.replacing |= replace;
@@ -153,13 +159,7 @@ impl Hub {
         match connected {
             Ok(link) if closed || w.generation != generation => link.close(),
             Ok(link) => {
-                let open = Message::Open {
-                    protocol: PROTOCOL,
-                    session: self.session,
-                    name,
-                    lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
-                };
-                tell(&link, &open);
+                tell(&link, &self.greeting(name));
                 w.link = Some(link);
                 // Until it answers, or the link breaks.
                 w.dialling = true;
@@ -167,7 +167,17 @@ impl Hub {
             Err(error) => self.undialled(&mut state, at, first, &error),
         }
         drop(state);
-        self.changed.notify_all();
+        self.tell_all();
+    }
+
+    /// The first message to a worker, which is called so here.
+    fn greeting(&self, name: String) -> Message {
+        Message::Open {
+            protocol: PROTOCOL,
+            session: self.session,
+            name,
+            lease_ms: u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX),
+        }
     }
 
     fn undialled(&self, state: &mut State, at: usize, first: bool, error: &LinkError) {
@@ -195,8 +205,6 @@ impl Hub {
             Life::Lost { why, .. } => w.life = Life::Lost { since: now, why: why.clone() },
             Life::Up => {}
         }
-        // So that the next attempt is not at once.
-        thread::sleep(Duration::from_millis(20));
     }
 
     /// A worker answered that the session is open.
@@ -289,7 +297,7 @@ impl Hub {
             why.clone_into(before);
         }
         drop(state);
-        self.changed.notify_all();
+        self.tell_all();
     }
 
     /// A worker is lost: its link is closed, its stages are adrift.
@@ -478,7 +486,7 @@ impl Hub {
             loss.replayed = replayed;
         }
         drop(state);
-        self.changed.notify_all();
+        self.tell_all();
     }
 
     /// Has the inputs of a firing that lie on other workers handed over to its stage's new one.
@@ -517,37 +525,14 @@ impl Hub {
         let address = serving.address().to_owned();
         let at = {
             let mut state = self.state();
-            let now = Instant::now();
-            state.workers.push(WorkerState {
-                name: "here".to_owned(),
-                address: address.clone(),
-                life: Life::Broken { since: now, why: "it was not reached yet".to_owned() },
-                link: None,
-                incarnation: 0,
-                generation: 1,
-                dialling: true,
-                offers: Vec::new(),
-                heard: now,
-                draining: false,
-                clock: None,
-                pinged: None,
-                unreleased: Vec::new(),
-                here: true,
-            });
+            let new = WorkerState::new("here", &address);
+            state.workers.push(WorkerState { generation: 1, dialling: true, here: true, ..new });
             state.workers.len() - 1
         };
         let ear = Ear { hub: Arc::downgrade(self), worker: at, generation: 1 };
         let deadline = Instant::now() + self.options.lease;
         let link = local.connect(&address, Box::new(ear), deadline).map_err(super::link_error)?;
-        tell(
-            &link,
-            &Message::Open {
-                protocol: PROTOCOL,
-                session: self.session,
-                name: "here".to_owned(),
-                lease_ms: u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX),
-            },
-        );
+        tell(&link, &self.greeting("here".to_owned()));
         let mut state = self.state();
         state.workers[at].link = Some(link);
         while !state.workers[at].is_up() {

@@ -44,6 +44,8 @@ pub(super) struct WorkerState {
     /// How many links there were: what an old one says does not count.
     pub(super) generation: u64,
     pub(super) dialling: bool,
+    /// When it was last tried to reach it.
+    pub(super) dialled: Option<Instant>,
     pub(super) offers: Vec<Offer>,
     pub(super) heard: Instant,
     pub(super) draining: bool,
@@ -56,6 +58,28 @@ pub(super) struct WorkerState {
 }
 
 impl WorkerState {
+    /// A worker that was not reached yet.
+    pub(super) fn new(name: &str, address: &str) -> Self {
+        let now = Instant::now();
+        Self {
+            name: name.to_owned(),
+            address: address.to_owned(),
+            life: Life::Broken { since: now, why: "it was not reached yet".to_owned() },
+            link: None,
+            incarnation: 0,
+            generation: 0,
+            dialling: false,
+            dialled: None,
+            offers: Vec::new(),
+            heard: now,
+            draining: false,
+            clock: None,
+            pinged: None,
+            unreleased: Vec::new(),
+            here: false,
+        }
+    }
+
     pub(super) fn is_up(&self) -> bool {
         matches!(self.life, Life::Up)
     }

@@ -100,7 +100,14 @@ impl Hub {
             return;
         }
         w.heard = now;
-        let name = w.name.clone();
+        // Results and pings come by the thousand, and nobody waits for them here.
+        let awaited = !matches!(
+            message,
+            Message::Output { .. }
+                | Message::Done { .. }
+                | Message::Failed { .. }
+                | Message::Pong { .. }
+        );
         let mut garbage: Vec<Firing> = Vec::new();
         match message {
             Message::Opened { resumed, offers, clock_ns, .. } => {
@@ -134,14 +141,16 @@ impl Hub {
                 }
             }
             Message::Refused { stage, epoch, error } => {
-                if let Some(s) = state.stages.get_mut(&stage).filter(|s| s.epoch == epoch)
+                let State { stages, workers, .. } = &mut *state;
+                if let Some(s) = stages.get_mut(&stage).filter(|s| s.epoch == epoch)
                     && matches!(s.phase, Phase::Shipping { .. })
                 {
-                    s.phase = Phase::Refused(error.into_error(&name));
+                    let error = error.into_error(&workers[worker].name);
+                    s.phase = Phase::Refused(error);
                 }
             }
             Message::Settled { ticket, error } => {
-                let result = error.map_or(Ok(()), |e| Err(e.into_error(&name)));
+                let result = error.map_or(Ok(()), |e| Err(e.into_error(&w.name)));
                 if let Some(place) = state.tickets.get_mut(&ticket) {
                     *place = Some(result);
                 }
@@ -155,8 +164,10 @@ impl Hub {
             Message::Failed { of, error } => {
                 let open = state.firings.get(&of.firing).is_some_and(|f| !f.done);
                 if open {
+                    let name = &state.workers[worker].name;
                     let device = state.stages.get(&of.stage).map(|s| state.device_of(s));
-                    let error = error.into_error(&name).with_device(device.unwrap_or(name));
+                    let device = device.unwrap_or_else(|| name.clone());
+                    let error = error.into_error(name).with_device(device);
                     self.end(&mut state, of, Err(error), &mut garbage);
                 } else {
                     state.duplicates += 1;
@@ -171,6 +182,7 @@ impl Hub {
                 self.lose(&mut state, worker, "it is being shut down");
             }
             Message::Unreachable { worker: other, error } => {
+                let name = w.name.clone();
                 let other = state.workers.iter().position(|w| w.name == other);
                 if let Some(other) = other {
                     let why = error.into_error(&name).to_string();
@@ -181,7 +193,9 @@ impl Hub {
             _ => {}
         }
         drop(state);
-        self.changed.notify_all();
+        if awaited {
+            self.tell_all();
+        }
         drop(garbage);
     }
 

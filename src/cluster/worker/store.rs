@@ -119,10 +119,16 @@ impl Store {
         freed
     }
 
-    /// A stage has ended: everything of it is forgotten.
+    /// A stage has ended, here or on another worker: everything of it is forgotten, what it was to
+    /// hand over here and did too.
     pub(super) fn drop_stage(&mut self, stage: u64) -> Freed {
         self.routes.retain(|(s, _), _| *s != stage);
-        self.replace(stage)
+        self.expected.retain(|(s, _), _| *s != stage);
+        self.late.retain(|late| late.of.stage != stage);
+        let mut freed = self.replace(stage);
+        let came = self.tensors.extract_if(|of, _| of.stage == stage);
+        freed._tensors.extend(came.map(|(_, tensors)| tensors));
+        freed
     }
 
     fn remove(&mut self, of: FiringKey) -> Option<Firing> {

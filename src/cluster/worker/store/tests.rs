@@ -231,3 +231,18 @@ fn what_is_remembered_of_released_firings_is_bounded() {
     }
     assert_eq!((b.store.released.len(), b.store.released_in_order.len()), (REMEMBERED, REMEMBERED));
 }
+
+#[test]
+fn a_stage_that_ends_elsewhere_leaves_nothing_here() {
+    let mut b = Bench::new(1, 1000);
+    for stage in [8, 9] {
+        b.store.expect(stage, 0, 1, Fact::unknown()).unwrap();
+        let held = b.held(1);
+        b.store.put_tensor(key(stage, 1, 0), held);
+    }
+    drop(b.store.drop_stage(9));
+    assert_eq!((b.store.tensors.len(), b.store.expected.len(), b.ledger.used()), (1, 1, 1));
+    drop(b.store.drop_stage(8));
+    assert!(!b.store.expects_any());
+    assert_eq!(b.ledger.used(), 0);
+}
