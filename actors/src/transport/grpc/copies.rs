@@ -260,7 +260,7 @@ fn a_payload_is_copied_about_once_between_its_owner_and_the_place_that_is_given(
             assert!(share(sent) >= if size > 4096 { 0.99 } else { 0.9 }, "{sent} of {size}");
             // It moves what it has of a frame when it finds out how long that is; how much that is
             // depends on what the socket has when it is asked.
-            assert!(share(received) >= 0.6, "{received} of {size}");
+            assert!(share(received) >= 0.5, "{received} of {size}");
         }
     }
 }
