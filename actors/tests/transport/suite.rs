@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_actors::transport::{
-    Accept, Bytes, Frame, HEAD_LIMIT, Incoming, LinkError, TransportOptions,
+    Accept, Bytes, Frame, HEAD_LIMIT, Incoming, LinkError, OnLink, TransportOptions,
 };
 use crossbeam_channel::{Receiver, bounded};
 
@@ -43,6 +43,7 @@ macro_rules! suite {
                 nobody_there,
                 no_answer_in_time,
                 a_listener_closes_with_its_links,
+                a_listener_closes_with_the_link_that_it_lets_in,
                 a_link_counts
             );
         }
@@ -475,6 +476,28 @@ pub(crate) fn a_listener_closes_with_its_links(make: Make) {
         assert_eq!(end.closed(), LinkError::Closed);
     }
     assert!(matches!(pair.connect_to(&address).err(), Some(LinkError::Unreachable { .. })));
+}
+
+pub(crate) fn a_listener_closes_with_the_link_that_it_lets_in(make: Make) {
+    let pair = plain(make);
+    let (taking, ends) = taking();
+    let on_link: OnLink = Arc::new(move |link| {
+        let taken = taking(link);
+        // The listener closes before this is over.
+        std::thread::sleep(Duration::from_millis(150));
+        taken
+    });
+    let listening = pair.server.listen(pair.address, on_link).unwrap();
+    let address = listening.address();
+    std::thread::scope(|scope| {
+        let near = scope.spawn(|| pair.connect_to(&address));
+        let far = ends.recv_timeout(PATIENCE).unwrap();
+        let begun = Instant::now();
+        listening.close();
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert_eq!(far.closed(), LinkError::Closed);
+        assert_eq!(near.join().unwrap().unwrap().closed(), LinkError::Closed);
+    });
 }
 
 pub(crate) fn a_link_counts(make: Make) {
