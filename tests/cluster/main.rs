@@ -4,6 +4,8 @@
 
 mod loss;
 mod pipelines;
+mod placement;
+mod program;
 mod verbs;
 
 use std::sync::Arc;
