@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod boundaries;
 mod loss;
+mod misuse;
 mod pipelines;
 mod placement;
 mod program;

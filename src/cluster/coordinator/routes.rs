@@ -20,11 +20,7 @@ impl Hub {
         let (Some((name, made)), Some((_, read))) = (made, read) else {
             bail!(Internal, "a stage has no output {output}, or the next no input {input}")
         };
-        let differ = |a: &Option<crate::DType>, b: &Option<crate::DType>| {
-            a.is_some() && b.is_some() && a != b
-        };
-        let ranks = (made.rank(), read.rank());
-        if differ(&made.dtype, &read.dtype) || matches!(ranks, (Some(a), Some(b)) if a != b) {
+        if !made.agrees_with(read) {
             let (a, b) = (state.device_of(producer), state.device_of(reader));
             return Err(err!(
                 Shape,
