@@ -37,8 +37,8 @@ pub(crate) struct Noise {
 }
 
 impl Noise {
-    /// As many as any probe needs.
-    pub(crate) fn new() -> Arc<Vec<u8>> {
+    /// The bytes of the longest probe, of which each sends what it needs.
+    pub(crate) fn longest() -> Arc<Vec<u8>> {
         Arc::new(vec![0x5A; MAX_PROBE_BYTES as usize])
     }
 
@@ -139,7 +139,7 @@ impl Hub {
 
     /// Measures the link to a worker.
     fn measure_own(&self, worker: usize) -> Result<LinkFigures> {
-        let noise = Noise::new();
+        let noise = Noise::longest();
         let round = |bytes: u64| -> Result<Duration> {
             let mut state = self.state();
             let token = state.number();

@@ -61,7 +61,7 @@ pub(super) fn gauge(session: &Session, name: &str, address: &str) -> Result<Meas
         .connect(address, listener, Instant::now() + CONNECT)
         .map_err(|e| link_error(e).within(&what()))?;
     let head = session.gauge_greeting()?;
-    let noise = Noise::new();
+    let noise = Noise::longest();
     let mut token = 0;
     let mut round = |bytes: u64| -> Result<Duration> {
         token += 1;
