@@ -58,7 +58,7 @@ fn write(s: &mut String, statement: &Stmt, depth: usize) {
         Stmt::Let(v, e) => writeln!(s, "{pad}const {} v{v} = {};", name(e.ty), text(e)),
         Stmt::Var(v, e) => writeln!(s, "{pad}{} v{v} = {};", name(e.ty), text(e)),
         Stmt::Set(v, e) => writeln!(s, "{pad}v{v} = {};", text(e)),
-        Stmt::Store(_, at, e) => writeln!(s, "{pad}y[{}] = {};", text(at), text(e)),
+        Stmt::Store(at, e) => writeln!(s, "{pad}y[{}] = {};", text(at), text(e)),
         Stmt::StoreShared(n, at, e) => writeln!(s, "{pad}s{n}[{}] = {};", text(at), text(e)),
         Stmt::Barrier => writeln!(s, "{pad}__syncthreads();"),
         Stmt::For { var, from, below, step, body } => {

@@ -109,7 +109,8 @@ pub(super) enum Stmt {
     Let(u32, Expr),
     Var(u32, Expr),
     Set(u32, Expr),
-    Store(usize, Expr, Expr),
+    /// An element of the output.
+    Store(Expr, Expr),
     StoreShared(usize, Expr, Expr),
     /// Every thread of the group comes here before any goes on.
     Barrier,
@@ -474,7 +475,7 @@ impl Builder {
         let e = e.into();
         debug_assert_eq!(e.ty, self.kernel.output);
         let e = if e.ty == Scalar::Bool { e.to(Scalar::U32) } else { e };
-        self.push(Stmt::Store(self.kernel.inputs.len(), at.into(), e));
+        self.push(Stmt::Store(at.into(), e));
     }
 
     /// An element of an array of the group.

@@ -34,6 +34,15 @@ pub(super) fn clip(
     select(x.gt(hi), hi, x)
 }
 
+/// The natural logarithm, also of numbers so small that drivers take them for 0.
+pub(super) fn ln(b: &mut Builder, x: Var) -> Expr {
+    let bits = b.bind(x.bits(Scalar::U32));
+    let tiny = bits.gt(0_u32).and(bits.lt(0x0080_0000_u32));
+    // Such a number is its bits times 2^-149.
+    let scaled = bits.to(Scalar::F32).ln() - 149.0 * LN_2;
+    select(tiny, scaled, x.ln())
+}
+
 /// `1 / (1 + e^-x)`.
 pub(super) fn sigmoid(x: impl Into<Expr>) -> Expr {
     Expr::from(1.0) / ((-x.into()).exp() + 1.0)

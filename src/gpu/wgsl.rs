@@ -28,9 +28,8 @@ impl Kernel {
         let [x, y, z] = self.threads;
         let _ = writeln!(s, "@compute @workgroup_size({x}, {y}, {z})");
         s += "fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_id) t: vec3<u32>) {\n";
-        let inputs = self.inputs.len();
         for statement in &self.body {
-            write(&mut s, statement, 1, inputs);
+            write(&mut s, statement, 1);
         }
         s += "}\n";
         s
@@ -49,18 +48,18 @@ fn name(ty: Scalar) -> &'static str {
     if ty == Scalar::Bool { "bool" } else { stored(ty) }
 }
 
-fn write(s: &mut String, statement: &Stmt, depth: usize, inputs: usize) {
+fn write(s: &mut String, statement: &Stmt, depth: usize) {
     let pad = "  ".repeat(depth);
     let inner = |s: &mut String, body: &[Stmt]| {
         for statement in body {
-            write(s, statement, depth + 1, inputs);
+            write(s, statement, depth + 1);
         }
     };
     let _ = match statement {
         Stmt::Let(v, e) => writeln!(s, "{pad}let v{v} = {};", text(e)),
         Stmt::Var(v, e) => writeln!(s, "{pad}var v{v} = {};", text(e)),
         Stmt::Set(v, e) => writeln!(s, "{pad}v{v} = {};", text(e)),
-        Stmt::Store(_, at, e) => writeln!(s, "{pad}y[{}] = {};", text(at), text(e)),
+        Stmt::Store(at, e) => writeln!(s, "{pad}y[{}] = {};", text(at), text(e)),
         Stmt::StoreShared(n, at, e) => writeln!(s, "{pad}s{n}[{}] = {};", text(at), text(e)),
         Stmt::Barrier => writeln!(s, "{pad}workgroupBarrier();"),
         Stmt::For { var, from, below, step, body } => {

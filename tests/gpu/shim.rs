@@ -174,10 +174,10 @@ fn read_outputs(job: &Job, rest: &mut &[u8]) -> Vec<Tensor> {
                 let size = job.lowered.buffers[*buffer] as usize;
                 let (made, after) = rest.split_at(size);
                 *rest = after;
-                let mut tensor = Tensor::zeros(*dtype, shape.clone()).unwrap();
-                let bytes = &made[..shape.elements() * 4];
-                widened(bytes, *dtype, tensor.as_mut_bytes().unwrap()).unwrap();
-                tensor
+                let made = &made[..shape.elements() * 4];
+                let mut bytes = vec![0; shape.elements() * dtype.size()];
+                widened(made, *dtype, &mut bytes).unwrap();
+                Tensor::from_bytes(*dtype, shape.clone(), &bytes).unwrap()
             }
         });
     }

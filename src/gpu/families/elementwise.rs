@@ -51,6 +51,8 @@ pub(in crate::gpu) enum Unary {
     Acosh,
     Atanh,
     Square,
+    /// The power 1/2: as the root, but of the negative infinity the positive one.
+    Half,
     Not,
     BitwiseNot,
     IsNan,
@@ -144,7 +146,7 @@ impl Unary {
             Self::GeluByTanh => math::gelu_by_tanh(b, x),
             Self::Tanh => math::tanh(b, x),
             Self::Exp => x.exp(),
-            Self::Log => x.ln(),
+            Self::Log => math::ln(b, x),
             Self::Sqrt => x.sqrt(),
             Self::Abs if x.ty == Scalar::U32 => x.into(),
             Self::Abs => x.abs(),
@@ -196,6 +198,10 @@ impl Unary {
             Self::Acosh => math::acosh(x),
             Self::Atanh => math::atanh(x),
             Self::Square => x * x,
+            Self::Half => {
+                let lowest = x.bits(Scalar::U32).equals(0xff80_0000_u32);
+                select(lowest, f32::INFINITY, (x + 0.0).sqrt())
+            }
             Self::Not | Self::BitwiseNot => !Expr::from(x),
             Self::IsNan => math::is_nan(x),
             Self::IsInf(negative, positive) => {

@@ -2,6 +2,7 @@
 
 use super::FLAT;
 use crate::gpu::ir::{Builder, Expr, Kernel, Operand, Scalar, select};
+use crate::gpu::math;
 
 /// What is made of a window's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub(in crate::gpu) fn pool(of: Pool) -> Kernel {
             b.when(inside, |b| {
                 let e = b.bind(b.load(x, plane + (iy * width + ix).to(Scalar::U32)));
                 let next = match of {
-                    Pool::Max => select(made.lt(e), e, made),
+                    Pool::Max => select(made.lt(e).or(math::is_nan(e)), e, made),
                     Pool::Mean => made + e,
                     Pool::L2 => made + e * e,
                     Pool::L1 => made + e.abs(),

@@ -8,6 +8,7 @@
 
 use super::FLAT;
 use crate::gpu::ir::{Buffer, Builder, Expr, Kernel, Operand, Scalar, Shared, Var, fma, select};
+use crate::gpu::math;
 
 /// What is made of a row's elements: one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +60,17 @@ fn add(a: Var, b: Var) -> Expr {
     a + b
 }
 
+/// Whether `b` comes before `a`: NaN comes before everything.
+fn before(a: Var, b: Var, better: Expr) -> Expr {
+    if a.ty == Scalar::F32 { better.or(math::is_nan(b).and(!math::is_nan(a))) } else { better }
+}
+
 fn larger(a: Var, b: Var) -> Expr {
-    select(a.lt(b), b, a)
+    select(before(a, b, b.gt(a)), b, a)
+}
+
+fn smaller(a: Var, b: Var) -> Expr {
+    select(before(a, b, b.lt(a)), b, a)
 }
 
 impl Rows {
@@ -220,7 +230,7 @@ pub(in crate::gpu) fn reduce(reduction: Reduction, ty: Scalar, walk: Walk) -> Ke
         R::Min => {
             let first = rows.b.load(rows.x, rows.first);
             let first = rows.b.bind(first);
-            rows.fold(first.into(), |_, e| e, |a, b| select(b.lt(a), b, a)).into()
+            rows.fold(first.into(), |_, e| e, smaller).into()
         }
         R::Prod => {
             let one = match ty {
@@ -245,7 +255,10 @@ pub(in crate::gpu) fn reduce(reduction: Reduction, ty: Scalar, walk: Walk) -> Ke
         R::LogSum => rows.fold(zero(), |_, e| e, add).ln(),
         R::LogSumExp => {
             let most = rows.largest();
-            rows.fold(zero(), |_, e| (e - most).exp(), add).ln() + most
+            let sum = rows.fold(zero(), |_, e| (e - most).exp(), add).ln() + most;
+            // Where the largest is an infinity, so is the sum.
+            let far = (most.bits(Scalar::U32) & 0x7fff_ffff_u32).equals(0x7f80_0000_u32);
+            select(far, most, sum)
         }
     };
     let stores = rows.stores();
@@ -271,10 +284,10 @@ pub(in crate::gpu) fn arg(largest: bool, last: bool, ty: Scalar, plain: bool) ->
     rows.each(|b, i, at| {
         let e = b.bind(b.load(x, at));
         let better = match (largest, last) {
-            (true, false) => e.gt(best),
-            (true, true) => e.ge(best),
-            (false, false) => e.lt(best),
-            (false, true) => e.le(best),
+            (true, false) => before(best, e, e.gt(best)),
+            (true, true) => before(best, e, e.ge(best)),
+            (false, false) => before(best, e, e.lt(best)),
+            (false, true) => before(best, e, e.le(best)),
         };
         b.when(better, |b| {
             b.set(best, e);

@@ -245,7 +245,7 @@ pub(super) fn power(site: &Site<'_>) -> Result<Made> {
     let f = match exponent.filter(|_| same) {
         Some(2.0) => Unary::Square,
         Some(1.0) => Unary::Identity,
-        Some(0.5) => Unary::Sqrt,
+        Some(0.5) => Unary::Half,
         Some(-1.0) => Unary::Reciprocal,
         _ if site.scalar(1)? == Scalar::F32 => {
             return site.link(Link::Binary(Binary::Pow), &[0, 1]);

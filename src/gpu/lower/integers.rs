@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use super::{Lowering, row_of};
 use crate::error::{Result, bail};
-use crate::graph::{Graph, ValueId};
+use crate::graph::{Graph, Node, ValueId};
 use crate::tensor::{DType, Tensor};
 
 /// Operators that only give elements of the inputs from the given one up to the other.
@@ -136,21 +136,28 @@ pub fn extent_inputs(graph: &Graph) -> Vec<bool> {
     let mut decides = vec![false; graph.values().len()];
     let mut open: Vec<ValueId> = Vec::new();
     for node in graph.nodes() {
-        let from = match row_of(node) {
-            Some(row) => row.reads,
-            None => continue,
-        };
-        open.extend(node.inputs.iter().skip(from).copied().flatten());
+        match row_of(node) {
+            Some(row) if !only_extents(node) => {
+                open.extend(node.inputs.iter().skip(row.reads).copied().flatten());
+            }
+            _ => {}
+        }
     }
     while let Some(v) = open.pop() {
         if std::mem::replace(&mut decides[v.index()], true) {
             continue;
         }
-        if let Some(node) = producers[v.index()] {
-            open.extend(graph.node(node).reads());
+        let node = producers[v.index()].map(|n| graph.node(n));
+        if let Some(node) = node.filter(|n| !only_extents(n)) {
+            open.extend(node.reads());
         }
     }
     graph.inputs().iter().map(|v| decides[v.index()]).collect()
+}
+
+/// Whether an operator looks at the extents of its input alone.
+fn only_extents(node: &Node) -> bool {
+    matches!(node.op.as_str(), "Shape" | "Size")
 }
 
 /// The bytes of a tensor as a device has them: four for each element.
@@ -167,7 +174,7 @@ pub fn narrowed<'a>(
         match i32::try_from(n) {
             Ok(v) if (lo..=hi).contains(&n) => Ok(v),
             _ => bail!(
-                Kernel,
+                Unsupported,
                 "{n} in `{what}` does not fit the {lo}..={hi} that the device takes there"
             ),
         }

@@ -134,7 +134,7 @@ pub(super) fn tile(site: &Site<'_>) -> Result<Made> {
     // Each axis is two: which repetition, and where within it.
     let (mut extents, mut from, mut to) = (Vec::new(), Vec::new(), Vec::new());
     for d in 0..x.rank() {
-        let times = if x[d] == 0 { 0 } else { out[d] / x[d] };
+        let times = out[d].checked_div(x[d]).unwrap_or(0);
         extents.extend([times, x[d]]);
         from.extend([0, source[d] as isize]);
         to.extend([(target[d] * x[d]) as isize, target[d] as isize]);

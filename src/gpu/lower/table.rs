@@ -37,7 +37,8 @@ const ORDERED: &[DType] = &[DType::F32, DType::I32, DType::U32, DType::I64];
 /// Elements that are moved.
 const ANY: &[DType] = &[DType::F32, DType::I32, DType::U32, DType::I64, DType::Bool];
 const U: &[DType] = &[DType::U32];
-const WHOLE: &[DType] = &[DType::I32, DType::U32];
+/// Numbers whose bits are taken: those of 64 bits that fit 32 do so afterwards, too.
+const WHOLE: &[DType] = &[DType::I32, DType::U32, DType::I64];
 
 const WHOLE_RANGES: &[DType] = &[DType::F32, DType::I32, DType::I64];
 
