@@ -113,8 +113,11 @@ fn every_operator_that_the_device_has_passes_its_cases() {
     for row in brigade::gpu::TABLE {
         assert!(ran.contains_key(&(row.domain, row.op)), "no case of {row:?} ran");
     }
-    eprintln!("{cases} cases of {} operators on wgpu:0; refused late: {late:#?}", ran.len());
-    assert!(late.len() <= 24, "{late:#?}");
+    eprintln!("{cases} cases of {} operators on wgpu:0, {} refused late", ran.len(), late.len());
+    let reasons = ["fit 32 bits", "does not fit", "rows without elements", "scale or bias"];
+    for refused in &late {
+        assert!(reasons.iter().any(|r| refused.contains(r)), "{refused}");
+    }
 }
 
 #[test]

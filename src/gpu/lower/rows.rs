@@ -37,9 +37,6 @@ impl Rows {
         let (between, outer, outer_steps) = part(false)?;
         let (inside, inner, inner_steps) = part(true)?;
         let (count, length) = (between.iter().product::<usize>(), inside.iter().product());
-        if length == 0 && count > 0 {
-            bail!(Unsupported, "rows without elements");
-        }
         let team = team.unwrap_or(if length < LONG { Team::Thread } else { Team::Group });
         let (groups, across) = match team {
             Team::Thread => flat_groups(count, FLAT),
@@ -53,6 +50,15 @@ impl Rows {
         Ok(Self { walk, groups, words: all, length })
     }
 
+    /// # Errors
+    /// If rows have no first element to begin with.
+    fn not_empty(&self) -> Result<()> {
+        if self.length == 0 && self.groups[0] > 0 {
+            bail!(Unsupported, "the largest or smallest of rows without elements");
+        }
+        Ok(())
+    }
+
     fn step(
         mut self,
         site: &Site<'_>,
@@ -61,6 +67,9 @@ impl Rows {
         more: &[u32],
     ) -> Result<Made> {
         self.words.extend(more);
+        if site.out_shape()?.elements() == 0 {
+            self.groups = [0; 3];
+        }
         let step: Step = site.step(kernel, reads, self.words, self.groups)?;
         debug_assert!(self.groups[0] <= MOST_GROUPS);
         Ok(Made::Steps(vec![step]))
@@ -95,6 +104,9 @@ pub(super) fn reduce(site: &Site<'_>) -> Result<Made> {
         within[normalise_axis(a, x.rank())?] = true;
     }
     let rows = Rows::new(&x, &within, None)?;
+    if matches!(reduction, Reduction::Max | Reduction::Min | Reduction::LogSumExp) {
+        rows.not_empty()?;
+    }
     let kernel = rows::reduce(reduction, site.scalar(0)?, rows.walk);
     rows.step(site, kernel, vec![site.input(0)?], &[])
 }
@@ -104,6 +116,7 @@ pub(super) fn planes(site: &Site<'_>) -> Result<Made> {
     let x = site.shape(0)?;
     let within: Vec<bool> = (0..x.rank()).map(|d| d >= 2).collect();
     let rows = Rows::new(&x, &within, None)?;
+    rows.not_empty()?;
     let of = if site.node.op == "GlobalMaxPool" { Reduction::Max } else { Reduction::Mean };
     let kernel = rows::reduce(of, site.scalar(0)?, rows.walk);
     rows.step(site, kernel, vec![site.input(0)?], &[])
@@ -114,6 +127,7 @@ pub(super) fn arg(site: &Site<'_>) -> Result<Made> {
     let axis = normalise_axis(site.node.int_or("axis", 0)?, x.rank())?;
     let within: Vec<bool> = (0..x.rank()).map(|d| d == axis).collect();
     let rows = Rows::new(&x, &within, Some(Team::Thread))?;
+    rows.not_empty()?;
     let last = site.node.int_or("select_last_index", 0)? != 0;
     let kernel = rows::arg(site.node.op == "ArgMax", last, site.scalar(0)?, rows.walk.plain);
     rows.step(site, kernel, vec![site.input(0)?], &[])
@@ -240,7 +254,7 @@ mod tests {
     #[test]
     fn rows_lie_where_their_axes_say() {
         let rows = Rows::new(&[2, 3, 4, 5], &[false, true, false, true], None).unwrap();
-        assert_eq!((rows.length, rows.walk), (15, Team::Thread));
+        assert_eq!((rows.length, rows.walk.team, rows.walk.plain), (15, Team::Thread, false));
         assert_eq!(rows.words[..4], [8, 64, 15, 2 | 2 << 8]);
         assert_eq!(rows.words[4..], [2, 4, 0, 0, 60, 5, 0, 0, 3, 5, 0, 0, 20, 1, 0, 0]);
     }
