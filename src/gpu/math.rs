@@ -194,7 +194,9 @@ pub(super) fn power(b: &mut Builder, x: Var, y: Var) -> Expr {
     let half = b.bind(y * 0.5);
     let odd = b.bind(whole.and(half.call(Function::Floor).differs(half)));
     let signed = select(odd, -size, size);
-    let negative = select(whole, signed, f32::NAN);
+    // Of the negative infinity all powers are those of the positive one, but for the sign.
+    let lowest = x.bits(Scalar::U32).equals(0xff80_0000_u32);
+    let negative = select(whole, signed, select(lowest, size, f32::NAN));
     let made = select(x.lt(0.0), negative, size);
     select(y.equals(0.0).or(x.equals(1.0)), 1.0, made)
 }
