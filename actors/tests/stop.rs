@@ -222,7 +222,7 @@ impl Slowest for (Duration, State) {
 }
 
 fn leave(scene: Scene, state: State, end: End) {
-    let Scene { pipeline, mut tickets, pushers, release } = scene;
+    let Scene { pipeline, mut tickets, mut pushers, release } = scene;
     if matches!(end, End::Drain) {
         // Bounded whether or not it can finish.
         let begun = Instant::now();
@@ -246,6 +246,8 @@ fn leave(scene: Scene, state: State, end: End) {
     } else {
         let report = pipeline.shutdown();
         assert!(report.detached.is_empty() || state == State::Stuck, "{report:?}");
+        // One that has taken a credit and sees the stop gives it back a moment later.
+        tickets.extend(pushers.drain(..).flat_map(|pusher| pusher.join().unwrap()));
         let stats = spare.stats();
         assert_eq!(stats.admitted, stats.completed, "{stats:?}");
         assert_eq!((stats.in_flight, stats.admission.queued), (0, 0));

@@ -224,7 +224,10 @@ fn first_tensor(values: Vec<Value>) -> Result<Tensor> {
 }
 
 /// The URI of a GGUF file.
-fn uri(path: &Path) -> Result<String> {
+///
+/// # Errors
+/// If the file is not there.
+pub(crate) fn uri(path: &Path) -> Result<String> {
     let within =
         |e: std::io::Error| Error::new(ErrorKind::Io, format!("`{}`: {e}", path.display()));
     let path = path.canonicalize().map_err(within)?;

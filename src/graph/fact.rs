@@ -54,6 +54,18 @@ impl Fact {
         self.shape.as_ref()?.iter().map(Dim::as_extent).collect()
     }
 
+    /// Whether a value can have both facts: dtypes, ranks and fixed extents that both know are the same.
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code, reason = "what neighbours compare"))]
+    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+        let one = |a: &Dim, b: &Dim| !matches!((a.as_fixed(), b.as_fixed()), (Some(a), Some(b)) if a != b);
+        let dtypes = self.dtype.is_none() || other.dtype.is_none() || self.dtype == other.dtype;
+        dtypes
+            && match (&self.shape, &other.shape) {
+                (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| one(a, b)),
+                _ => true,
+            }
+    }
+
     /// Why `value` does not have this fact; symbols match any extent.
     ///
     /// # Errors

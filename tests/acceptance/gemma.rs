@@ -11,10 +11,10 @@ use super::models;
 #[path = "../../examples/gemma/config.rs"]
 mod config;
 #[path = "../../examples/gemma/decoder.rs"]
-mod decoder;
+pub(crate) mod decoder;
 #[path = "../../examples/gemma/generate.rs"]
 #[allow(dead_code, reason = "the program uses the rest")]
-mod generate;
+pub(crate) mod generate;
 #[path = "../../examples/gemma/tokenizer.rs"]
 #[allow(dead_code, reason = "the program uses the rest")]
 mod tokenizer;
@@ -23,14 +23,14 @@ use generate::{Generated, Generator, Options, greedy};
 use tokenizer::Tokenizer;
 
 /// How many tokens the reference generates.
-const STEPS: usize = 16;
+pub(crate) const STEPS: usize = 16;
 /// How much of a direction the logits of the reference and ours have in common, at least.
 const COSINE: f64 = 0.999;
 
-struct Prompt {
-    name: String,
-    tokens: Vec<i64>,
-    greedy: Vec<i64>,
+pub(crate) struct Prompt {
+    pub(crate) name: String,
+    pub(crate) tokens: Vec<i64>,
+    pub(crate) greedy: Vec<i64>,
     logits: Tensor,
 }
 
@@ -43,7 +43,7 @@ fn reference(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-fn prompts(folder: &Path) -> Vec<Prompt> {
+pub(crate) fn prompts(folder: &Path) -> Vec<Prompt> {
     let rows = reference(folder);
     let prompts = rows["prompts"].as_array().unwrap().iter().map(|row| Prompt {
         name: row["name"].as_str().unwrap().to_owned(),

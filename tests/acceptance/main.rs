@@ -14,3 +14,5 @@ mod mapped;
 mod models;
 mod ocr;
 mod synthetic;
+#[cfg(all(unix, feature = "cluster", feature = "cli"))]
+mod workers;

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod boundaries;
 mod loss;
+mod misuse;
 mod pipelines;
+mod placement;
+mod program;
 mod verbs;
 
 use std::sync::Arc;

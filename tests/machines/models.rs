@@ -9,7 +9,7 @@ use brigade::ops::builder::GraphBuilder;
 use brigade::{DType, Pipeline, Tensor, Value, WeightRef};
 
 use crate::namespaces::Namespaces;
-use crate::rig::{Process, Rig};
+use crate::rig::{Busy, Process, Rig};
 
 /// The items of a model: so many different ones are made, and come again and again.
 const DIFFERENT: usize = 8;
@@ -118,12 +118,21 @@ fn run(
     let (expected, local_rate) = timed(&local, None);
     drop(local);
     let remote = pipeline(cluster.registry().clone(), &["w1/cpu", "w2/cpu", "w3/cpu"]);
+    let busy = || workers.iter().map(Process::busy).fold(Busy::here(), |a, b| a + b);
+    let before = busy();
     let (_, rate) = timed(&remote, Some(&expected));
+    let spent = busy() - before;
+    let share = spent.network as f64 / spent.all.max(1) as f64;
+    // Threads that are named otherwise would count as none.
+    assert!(spent.network > 0 && share < 1.0, "{spent:?}");
     let read: Vec<u64> = cluster.stats().stages.iter().map(|s| s.read_bytes >> 10).collect();
     println!(
         "{} in {stages} stages: {items} items equal to the local pipeline to the bit; {rate:.1} items/s, local \
-         {local_rate:.1}; KiB of weights read by each: {read:?}",
-        graph.name
+         {local_rate:.1} ({:.2} x); the network's share of the processors' time {:.1} %; KiB of weights read \
+         by each: {read:?}",
+        graph.name,
+        rate / local_rate,
+        share * 100.0
     );
     assert_eq!(cluster.stats().duplicates, 0);
     drop(workers);

@@ -43,6 +43,11 @@ impl Process {
         }
     }
 
+    /// What its threads have computed.
+    pub(crate) fn busy(&self) -> Busy {
+        Busy::of(&self.child.id().to_string())
+    }
+
     /// Bytes that it has in memory.
     pub(crate) fn resident(&self) -> u64 {
         let path = format!("/proc/{}/statm", self.child.id());
@@ -56,6 +61,61 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What a process has computed since it began, in clock ticks of the system (10 ms).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Busy {
+    pub(crate) all: u64,
+    /// The threads of its transports: HTTP/2, TLS, the copies into tensors, and what the system does
+    /// for them as they call it. What it does for a network card beside that is nobody's.
+    pub(crate) network: u64,
+}
+
+impl Busy {
+    pub(crate) fn here() -> Self {
+        Self::of("self")
+    }
+
+    fn of(process: &str) -> Self {
+        let folder = format!("/proc/{process}");
+        let mut busy = Self { all: ticks(&folder).unwrap(), network: 0 };
+        for task in std::fs::read_dir(format!("{folder}/task")).unwrap() {
+            let task = task.unwrap().path();
+            // A thread may be gone by now.
+            let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+            if name.trim() == "link" || name.trim() == "link-worker" {
+                busy.network += ticks(&task.to_string_lossy()).unwrap_or(0);
+            }
+        }
+        busy
+    }
+}
+
+impl std::ops::Add for Busy {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { all: self.all + other.all, network: self.network + other.network }
+    }
+}
+
+impl std::ops::Sub for Busy {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        let (all, network) = (self.all - other.all, self.network.saturating_sub(other.network));
+        Self { all, network }
+    }
+}
+
+/// Of a process or a thread, in its own code and in the system's for it.
+fn ticks(folder: &str) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("{folder}/stat")).ok()?;
+    // The name is in parentheses, and may have any in it.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
 }
 
 /// Certificates, folders and namespaces of a test.

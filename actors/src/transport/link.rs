@@ -74,6 +74,13 @@ impl Link {
         self.0.0.close(LinkError::Closed);
     }
 
+    /// Waits until the link has ended, so that what was sent before a [`close`](Self::close) is with
+    /// the peer, or lost for good; until `deadline` at most. Whether it has ended. Not for the
+    /// threads of the transport, which the end needs.
+    pub fn wait_closed(&self, deadline: Instant) -> bool {
+        self.0.0.wait_end(deadline)
+    }
+
     /// Who is at the other end.
     #[must_use]
     pub fn peer(&self) -> &Peer {
@@ -372,18 +379,35 @@ fn sum(frames: &VecDeque<Frame>) -> (u64, u64) {
 
 /// The links of a listener or a transport, so that they can be closed together.
 #[derive(Debug, Default)]
-pub(crate) struct Links(Mutex<Vec<std::sync::Weak<Core>>>);
+pub(crate) struct Links(Mutex<Gathered>);
+
+#[derive(Debug, Default)]
+struct Gathered {
+    links: Vec<std::sync::Weak<Core>>,
+    closed: bool,
+}
 
 impl Links {
+    /// One more; closed at once where the others have been, since nobody else would close it.
     pub(crate) fn add(&self, core: &Arc<Core>) {
-        let mut links = lock(&self.0);
-        links.retain(|link| link.strong_count() > 0);
-        links.push(Arc::downgrade(core));
+        let closed = {
+            let mut gathered = lock(&self.0);
+            gathered.links.retain(|link| link.strong_count() > 0);
+            gathered.links.push(Arc::downgrade(core));
+            gathered.closed
+        };
+        if closed {
+            core.close(LinkError::Closed);
+        }
     }
 
     /// Closes all of them in order; those that take longer than `timeout` are cut.
     pub(crate) fn close(&self, timeout: Duration) {
-        let links: Vec<_> = lock(&self.0).drain(..).filter_map(|link| link.upgrade()).collect();
+        let links: Vec<_> = {
+            let mut gathered = lock(&self.0);
+            gathered.closed = true;
+            gathered.links.drain(..).filter_map(|link| link.upgrade()).collect()
+        };
         for core in &links {
             core.close(LinkError::Closed);
         }

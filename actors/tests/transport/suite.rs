@@ -1,15 +1,21 @@
 //! What every transport has to do. A case takes a function that makes the two sides.
 
+mod flow;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_actors::transport::{
-    Accept, Bytes, Frame, HEAD_LIMIT, Incoming, LinkError, TransportOptions,
+    Accept, Bytes, Frame, HEAD_LIMIT, Incoming, LinkError, OnLink, TransportOptions,
 };
 use crossbeam_channel::{Receiver, bounded};
 
-use super::peer::{End, PATIENCE, Pair, Taker, pattern, quiet, soon, taking, wait_for, with};
+pub(crate) use flow::{
+    both_directions_at_once, payloads_are_sent_from_and_placed_into_what_is_given,
+};
+
+use super::peer::{End, PATIENCE, Pair, Taker, pattern, quiet, taking, wait_for, with};
 
 type Make = fn(&TransportOptions) -> Pair;
 
@@ -22,6 +28,7 @@ macro_rules! suite {
                 frames_come_in_order_and_whole,
                 many_links_at_once,
                 both_directions_at_once,
+                payloads_are_sent_from_and_placed_into_what_is_given,
                 what_waits_is_sent_before_the_close,
                 the_listeners_side_closes,
                 dropping_the_last_handle_closes,
@@ -36,6 +43,7 @@ macro_rules! suite {
                 nobody_there,
                 no_answer_in_time,
                 a_listener_closes_with_its_links,
+                a_listener_closes_with_the_link_that_it_lets_in,
                 a_link_counts
             );
         }
@@ -94,98 +102,6 @@ pub(crate) fn many_links_at_once(make: Make) {
             assert_eq!(near.frame(), (vec![n as u8, l as u8], pattern(l * n, 10)));
         }
     }
-}
-
-/// Checks that frames are numbered without a gap.
-struct Counting {
-    next: u64,
-    seen: Arc<AtomicU64>,
-    wrong: Arc<AtomicBool>,
-}
-
-struct Counted {
-    bytes: Vec<u8>,
-    number: u64,
-    seen: Arc<AtomicU64>,
-    wrong: Arc<AtomicBool>,
-}
-
-impl Accept for Counting {
-    fn accept(&mut self, head: &[u8], length: u64) -> Result<Box<dyn Incoming>, LinkError> {
-        let number = u64::from_le_bytes(head.try_into().unwrap());
-        if number != self.next {
-            self.wrong.store(true, Ordering::SeqCst);
-        }
-        self.next += 1;
-        let (seen, wrong) = (Arc::clone(&self.seen), Arc::clone(&self.wrong));
-        Ok(Box::new(Counted { bytes: vec![0; length as usize], number, seen, wrong }))
-    }
-
-    fn closed(&mut self, _: LinkError) {}
-}
-
-impl Incoming for Counted {
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>) {
-        let number = self.number as u8;
-        if self.bytes.iter().any(|b| *b != number) {
-            self.wrong.store(true, Ordering::SeqCst);
-        }
-        self.seen.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-pub(crate) fn both_directions_at_once(make: Make) {
-    let pair = make(&TransportOptions::new().queue(8, 64 << 20));
-    let wrong = Arc::new(AtomicBool::new(false));
-    let seen: [Arc<AtomicU64>; 2] = Default::default();
-    let counting = |which: usize| Counting {
-        next: 0,
-        seen: Arc::clone(&seen[which]),
-        wrong: Arc::clone(&wrong),
-    };
-    let (given, far) = bounded(1);
-    let accept = std::sync::Mutex::new(Some(counting(0)));
-    let listening = pair
-        .server
-        .listen(
-            pair.address,
-            Arc::new(move |link| {
-                given.send(link).unwrap();
-                Ok(Box::new(accept.lock().unwrap().take().unwrap()) as Box<dyn Accept>)
-            }),
-        )
-        .unwrap();
-    let near = pair.client.connect(&listening.address(), Box::new(counting(1)), soon()).unwrap();
-    let far = far.recv_timeout(PATIENCE).unwrap();
-    let end = Instant::now() + Duration::from_millis(1000);
-    let sent: Vec<u64> = std::thread::scope(|scope| {
-        let threads = [&near, &far].map(|link| {
-            scope.spawn(move || {
-                let mut number = 0_u64;
-                while Instant::now() < end {
-                    let size = [100, 70_000, 300_000][number as usize % 3];
-                    let payload = vec![number as u8; size];
-                    match link.send(Frame::new(number.to_le_bytes().to_vec(), payload)) {
-                        Ok(()) => number += 1,
-                        Err(LinkError::Full { .. }) => {
-                            std::thread::sleep(Duration::from_micros(200))
-                        }
-                        Err(why) => panic!("{why}"),
-                    }
-                }
-                number
-            })
-        });
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert!(sent.iter().all(|n| *n > 20), "{sent:?}");
-    wait_for("all frames", || (0..2).all(|i| seen[i].load(Ordering::SeqCst) == sent[i]));
-    assert!(!wrong.load(Ordering::SeqCst));
-    assert!(near.is_open() && far.is_open());
 }
 
 pub(crate) fn what_waits_is_sent_before_the_close(make: Make) {
@@ -560,6 +476,28 @@ pub(crate) fn a_listener_closes_with_its_links(make: Make) {
         assert_eq!(end.closed(), LinkError::Closed);
     }
     assert!(matches!(pair.connect_to(&address).err(), Some(LinkError::Unreachable { .. })));
+}
+
+pub(crate) fn a_listener_closes_with_the_link_that_it_lets_in(make: Make) {
+    let pair = plain(make);
+    let (taking, ends) = taking();
+    let on_link: OnLink = Arc::new(move |link| {
+        let taken = taking(link);
+        // The listener closes before this is over.
+        std::thread::sleep(Duration::from_millis(150));
+        taken
+    });
+    let listening = pair.server.listen(pair.address, on_link).unwrap();
+    let address = listening.address();
+    std::thread::scope(|scope| {
+        let near = scope.spawn(|| pair.connect_to(&address));
+        let far = ends.recv_timeout(PATIENCE).unwrap();
+        let begun = Instant::now();
+        listening.close();
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert_eq!(far.closed(), LinkError::Closed);
+        assert_eq!(near.join().unwrap().unwrap().closed(), LinkError::Closed);
+    });
 }
 
 pub(crate) fn a_link_counts(make: Make) {

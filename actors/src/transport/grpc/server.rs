@@ -280,6 +280,8 @@ async fn serve(conn: &Arc<Conn>, connection: Connection, deadline: Instant) {
                     // It has greeted at the last moment.
                     continue;
                 }
+                // Before the connection is dropped, which its streams notice.
+                conn.fault.lost(LinkError::Closed);
                 return;
             }
             () = conn.over.notified(), if !ending => {
@@ -354,13 +356,14 @@ async fn link(conn: &Arc<Conn>, body: Incoming) -> Outgoing {
         return refuse(LinkError::Refused { why: "a connection has one link".to_owned() }, None);
     }
     drop(lock(&conn.permit).take());
+    // Before anybody hears of the link: whoever closes the listener then closes it.
+    conn.listener.links.add(&core);
     let link = Link::new(Arc::clone(&core));
     let on_link = &conn.listener.on_link;
     let accept = match guarded(|| on_link(link)).and_then(|taken| taken) {
         Ok(accept) => accept,
         Err(why) => return refuse(why, None),
     };
-    conn.listener.links.add(&core);
     let outgoing = Outgoing::new(&core, &places, Some(greeting), true);
     let (conn, shared) = (Arc::clone(conn), Arc::clone(&shared));
     let mut intake = Intake::new(accept, Arc::clone(&core));
