@@ -41,7 +41,7 @@ pub(super) fn run_small(graph: &mut Graph, _: &[Known], registry: &OpRegistry) -
 }
 
 fn fold(graph: &mut Graph, registry: &OpRegistry, keep: Keep) -> Result<usize> {
-    let context = RunContext { pool: BufferPool::new(0), ..RunContext::default() };
+    let context = RunContext { pool: BufferPool::of_weights(), ..RunContext::default() };
     let takers = (keep != Keep::Nothing).then(|| Takers::new(graph));
     let mut changes = 0;
     for i in 0..graph.nodes.len() {

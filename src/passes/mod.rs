@@ -11,6 +11,7 @@ mod fold_shapes;
 mod fuse_activations;
 mod fuse_conv;
 mod fuse_matmul;
+mod gather_weights;
 mod inline_if;
 mod qdq;
 mod readers;
@@ -53,6 +54,13 @@ pub static PASSES: &[Pass] = &[
         name: "captures",
         summary: "gives subgraphs the constants that they capture, and drops unused captures",
         run: captures::run,
+        in_subgraphs: true,
+        scope: Scope::Everywhere,
+    },
+    Pass {
+        name: "gather-weights",
+        summary: "looks rows of narrow weights up before they are decoded, not after",
+        run: gather_weights::run,
         in_subgraphs: true,
         scope: Scope::Everywhere,
     },

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use bytemuck::Zeroable;
 
 use super::pool::{LINE, Line, Place, PoolInner, zeroed_lines};
-use crate::error::Result;
+use crate::error::{Result, err};
 
 /// Where in a file bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +26,13 @@ pub(crate) struct Storage {
     pub(super) place: Place,
 }
 
+/// From this size on weights have pages of their own.
+const PAGES: usize = 128 << 10;
+
 enum Bytes {
     Heap(Vec<Line>),
+    /// Pages of its own.
+    Pages(memmap2::MmapMut),
     /// Memory that somebody else keeps: a mapped file, say.
     Foreign(Box<dyn AsRef<[u8]> + Send + Sync>),
     Strings(Vec<String>),
@@ -49,6 +54,7 @@ impl Storage {
     fn as_bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Heap(lines) => bytemuck::cast_slice(lines),
+            Bytes::Pages(pages) => pages,
             Bytes::Foreign(bytes) => (**bytes).as_ref(),
             Bytes::Strings(_) => &[],
         }
@@ -122,6 +128,37 @@ impl Buffer {
         Self::new(Storage::heap(lines, None), bytes.len())
     }
 
+    /// A buffer of `len` zero bytes for weights, most of which are dropped again once they are packed.
+    /// Large ones have pages of their own, which go back to the system then: among blocks of a heap
+    /// that stay, what they leave would be held for good.
+    ///
+    /// # Errors
+    /// If the memory cannot be had.
+    pub(crate) fn for_weights(len: usize) -> Result<Self> {
+        if len < PAGES {
+            return Self::zeroed(len);
+        }
+        let pages = memmap2::MmapMut::map_anon(len).map_err(|error| {
+            err!(Limit, "{len} bytes of memory cannot be had: {error}")
+                .with_help("use a smaller model, or weights that stay packed")
+        })?;
+        let bytes = Bytes::Pages(pages);
+        Ok(Self::new(Storage { bytes, origin: None, pool: None, place: Place::Shelf }, len))
+    }
+
+    /// A copy of weights; see [`for_weights`](Self::for_weights).
+    pub(crate) fn copy_of_weights(bytes: &[u8]) -> Self {
+        match Self::for_weights(bytes.len()) {
+            Ok(mut copy) => {
+                if let Some(to) = copy.unique_bytes() {
+                    to.copy_from_slice(bytes);
+                }
+                copy
+            }
+            Err(_) => Self::copy_of(bytes),
+        }
+    }
+
     /// A handle on memory that `owner` keeps, such as a mapped file. Not aligned by itself.
     pub fn foreign(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let len = owner.as_ref().len();
@@ -181,6 +218,7 @@ impl Buffer {
         storage.origin = None;
         match &mut storage.bytes {
             Bytes::Heap(lines) => Some(&mut bytemuck::cast_slice_mut(lines)[offset..offset + len]),
+            Bytes::Pages(pages) => Some(&mut pages[offset..offset + len]),
             _ => None,
         }
     }
@@ -240,5 +278,30 @@ impl WeakBuffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_bytes_like_others() {
+        for len in [0, 100, PAGES - 1, PAGES, 3 * PAGES + 7] {
+            let mut buffer = Buffer::for_weights(len).unwrap();
+            assert_eq!(buffer.as_bytes(), vec![0; len]);
+            let bytes = buffer.unique_bytes().unwrap();
+            assert_eq!(bytes.as_ptr() as usize % LINE, 0);
+            bytes.fill(7);
+            let (other, copy) = (buffer.clone(), Buffer::copy_of_weights(buffer.as_bytes()));
+            assert!(buffer.unique_bytes().is_none());
+            assert_eq!(
+                other.range(len / 2, len - len / 2).unwrap().as_bytes(),
+                vec![7; len - len / 2]
+            );
+            assert_eq!(copy.as_bytes(), other.as_bytes());
+            assert!(!copy.same_memory(&other));
+        }
+        assert!(Buffer::for_weights(1 << 60).is_err());
     }
 }

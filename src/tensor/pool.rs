@@ -146,6 +146,8 @@ impl std::fmt::Debug for Storage {
 pub(crate) struct PoolInner {
     shelves: Mutex<Shelves>,
     cap_bytes: usize,
+    /// Whether it only hands out what [`Buffer::for_weights`] makes.
+    of_weights: bool,
 }
 
 impl PoolInner {
@@ -220,7 +222,14 @@ pub struct BufferPool(Arc<PoolInner>);
 impl BufferPool {
     /// A pool that keeps at most `cap_bytes` of free memory.
     pub fn new(cap_bytes: usize) -> Self {
-        Self(Arc::new(PoolInner { shelves: Mutex::default(), cap_bytes }))
+        Self(Arc::new(PoolInner { shelves: Mutex::default(), cap_bytes, of_weights: false }))
+    }
+
+    /// A pool for what is computed from weights when a graph is compiled: it keeps nothing, and what
+    /// comes from it goes back to the system when it is dropped.
+    pub(crate) fn of_weights() -> Self {
+        let shelves = Mutex::default();
+        Self(Arc::new(PoolInner { shelves, cap_bytes: 0, of_weights: true }))
     }
 
     /// A buffer of `bytes` bytes, aligned to 64. Its contents are arbitrary (but initialised).
@@ -228,6 +237,9 @@ impl BufferPool {
     /// # Errors
     /// If the memory cannot be had.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        if self.0.of_weights {
+            return Buffer::for_weights(bytes);
+        }
         let exact = bytes.div_ceil(LINE);
         let class = size_class(exact);
         let (place, lines, reused) = {

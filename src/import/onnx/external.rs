@@ -31,7 +31,7 @@ impl<'a> Weights<'a> {
 
     /// An aligned copy of bytes of the model's file, which lets go of the file.
     pub(super) fn copy_of(&self, bytes: &[u8]) -> Buffer {
-        let copy = Buffer::copy_of(bytes);
+        let copy = Buffer::copy_of_weights(bytes);
         let at = bytes.as_ptr() as usize;
         match &self.model {
             Some((path, file)) if file.contains(&at) && at + bytes.len() <= file.end => {

@@ -91,32 +91,32 @@ fn typed(p: &pb::TensorProto, dtype: DType, count: usize) -> Result<Buffer> {
         DType::F32 | DType::C64 => {
             let need = if dtype == DType::C64 { count * 2 } else { count };
             check("float_data", p.float_data.len(), need)?;
-            Ok(Buffer::copy_of(bytemuck::cast_slice(&p.float_data)))
+            Ok(Buffer::copy_of_weights(bytemuck::cast_slice(&p.float_data)))
         }
         DType::F64 | DType::C128 => {
             let need = if dtype == DType::C128 { count * 2 } else { count };
             check("double_data", p.double_data.len(), need)?;
-            Ok(Buffer::copy_of(bytemuck::cast_slice(&p.double_data)))
+            Ok(Buffer::copy_of_weights(bytemuck::cast_slice(&p.double_data)))
         }
         DType::I64 => {
             check("int64_data", p.int64_data.len(), count)?;
-            Ok(Buffer::copy_of(bytemuck::cast_slice(&p.int64_data)))
+            Ok(Buffer::copy_of_weights(bytemuck::cast_slice(&p.int64_data)))
         }
         DType::U64 => {
             check("uint64_data", p.uint64_data.len(), count)?;
-            Ok(Buffer::copy_of(bytemuck::cast_slice(&p.uint64_data)))
+            Ok(Buffer::copy_of_weights(bytemuck::cast_slice(&p.uint64_data)))
         }
         DType::U32 => {
             check("uint64_data", p.uint64_data.len(), count)?;
             let narrow = p.uint64_data.iter().map(|v| u32::try_from(*v));
             match narrow.collect::<Result<Vec<u32>, _>>() {
-                Ok(v) => Ok(Buffer::copy_of(bytemuck::cast_slice(&v))),
+                Ok(v) => Ok(Buffer::copy_of_weights(bytemuck::cast_slice(&v))),
                 Err(_) => bail!(Format, "its `uint64_data` are no u32"),
             }
         }
         DType::I32 => {
             check("int32_data", p.int32_data.len(), count)?;
-            Ok(Buffer::copy_of(bytemuck::cast_slice(&p.int32_data)))
+            Ok(Buffer::copy_of_weights(bytemuck::cast_slice(&p.int32_data)))
         }
         _ => {
             check("int32_data", p.int32_data.len(), count)?;

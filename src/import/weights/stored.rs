@@ -148,7 +148,7 @@ pub(in crate::import) fn decoded(
     shape: &[usize],
     bytes: &Buffer,
 ) -> Result<Tensor> {
-    let mut out = Tensor::from_pool(&BufferPool::new(0), DType::F32, shape)?;
+    let mut out = Tensor::from_pool(&BufferPool::of_weights(), DType::F32, shape)?;
     format.decode(bytes.as_bytes(), out.as_mut_slice::<f32>()?)?;
     Ok(out)
 }
