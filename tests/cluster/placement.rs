@@ -110,7 +110,7 @@ struct Picky {
 }
 
 impl Picky {
-    fn new(name: &str, compiling: Duration) -> Arc<dyn Device> {
+    fn device(name: &str, compiling: Duration) -> Arc<dyn Device> {
         Arc::new(Self { cpu: CpuDevice::named(id(name), OpRegistry::default()), compiling })
     }
 }
@@ -156,7 +156,7 @@ fn mixed() -> Graph {
 fn what_the_device_of_a_worker_does_not_support_falls_back() {
     for kind in ["local", "grpc"] {
         let mut site = Site::new(kind, &["w2"]);
-        let registry = Registry::default().with_device(Picky::new("picky:0", Duration::ZERO));
+        let registry = Registry::default().with_device(Picky::device("picky:0", Duration::ZERO));
         site.start("w1", Worker::new("w1").registry(registry).device(id("picky")));
         let cluster = site.connect(ClusterOptions::new());
         let builder = || Pipeline::builder(mixed()).registry(cluster.registry().clone());
@@ -325,7 +325,8 @@ fn what_waits_at_a_worker_is_no_computing() {
 fn loading_that_takes_long_is_told() {
     let mut site = Site::new("local", &[]);
     let slow = |name: &str, ms: u64| {
-        let registry = Registry::default().with_device(Picky::new(name, Duration::from_millis(ms)));
+        let registry =
+            Registry::default().with_device(Picky::device(name, Duration::from_millis(ms)));
         Worker::new("w").registry(registry).device(id(name))
     };
     site.start("slow", slow("picky:0", 1_200));
