@@ -127,7 +127,7 @@ fn the_device_says_what_it_is_and_what_it_refuses() {
     let info = device.probe().unwrap();
     assert!(!info.name.is_empty() && info.lanes == 1);
     assert_eq!(info.rank("wgpu"), if info.software { 2 } else { 0 }, "{info:?}");
-    let absent = WgpuDevice::new(4096, OpRegistry::default()).unwrap();
+    let absent = WgpuDevice::new(4095, OpRegistry::default()).unwrap();
     let why = absent.probe().unwrap_err().reason;
     assert!(why.contains("adapter"), "{why}");
     let mut g = GraphBuilder::new("g");
@@ -369,7 +369,9 @@ fn passes_alone(id: &str, case: &str) {
     let Some(_device) = adapter() else { return };
     let Some(model) = models::one(id) else { return };
     let case = model.cases.iter().find(|c| c.name == case).unwrap();
-    let options = CompileOptions::default();
+    // Weights of 8 bits become floats before they are uploaded: the device has no i8.
+    let disabled_passes = vec!["gather-weights".to_owned()];
+    let options = CompileOptions { disabled_passes, ..CompileOptions::default() };
     let run = compile_in(model.graph(), &wgpu(), &options, &Registry::default()).unwrap();
     let outputs = brigade::check::run_call(&run, case).unwrap();
     let report = brigade::check::compare_outputs(case, &run.output_names(), &outputs);
