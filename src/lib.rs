@@ -40,6 +40,7 @@ pub mod cluster;
 pub mod device;
 pub mod error;
 pub mod extend;
+pub mod gpu;
 pub mod graph;
 pub mod import;
 pub mod kernels;

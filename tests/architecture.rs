@@ -41,7 +41,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("passes", &["error", "tensor", "graph", "ops"]),
     ("import", &["error", "tensor", "graph", "kernels"]),
     // Of `import` the names of weights alone: devices of workers read them where they are.
-    ("device", &["error", "tensor", "graph", "ops", "passes", "import"]),
+    ("gpu", &["error", "tensor", "graph", "ops"]),
+    ("device", &["error", "tensor", "graph", "ops", "passes", "import", "gpu"]),
     ("partition", &["error", "tensor", "graph", "device"]),
     (
         "pipeline",

@@ -409,6 +409,7 @@ mod tests {
                 held: 0,
                 poisoned: 0,
                 busy_ns: 4,
+                computing: 2,
             }],
             fan_outs: vec![FanOutStats { actor: "f".into(), children: 1, peak: 2, limit: 3 }],
             cpu: crate::cpu::CpuStats::default(),

@@ -62,6 +62,8 @@ pub(crate) struct Engine<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    /// How many actors compute at once on a device that sees to that itself.
+    pub(crate) computing: Vec<(String, usize)>,
     pub(crate) budget: Arc<CpuBudget>,
     /// What there was to notice when the pipeline was spawned.
     pub(crate) notices: Vec<String>,
@@ -173,6 +175,7 @@ pub(crate) struct Wiring<P> {
     pub(crate) actors: Vec<ActorCell<P>>,
     pub(crate) edges: Vec<EdgeCell>,
     pub(crate) devices: Vec<Arc<Lanes>>,
+    pub(crate) computing: Vec<(String, usize)>,
     pub(crate) budget: Arc<CpuBudget>,
     pub(crate) notices: Vec<String>,
     pub(crate) origin: Instant,
@@ -216,6 +219,7 @@ impl<P: 'static> Engine<P> {
             actors: wiring.actors,
             edges: wiring.edges,
             devices: wiring.devices,
+            computing: wiring.computing,
             budget: wiring.budget,
             notices: wiring.notices,
             items: Ring::new(wiring.trace),

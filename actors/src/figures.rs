@@ -47,12 +47,15 @@ impl<P: 'static> Engine<P> {
         });
         let devices = self.devices.iter().map(|lanes| {
             let (total, held, poisoned, busy) = lanes.snapshot(now);
+            let computing =
+                self.computing.iter().rev().find(|(device, _)| **device == *lanes.device);
             DeviceStats {
                 device: lanes.device.to_string(),
                 lanes: total,
                 held,
                 poisoned,
                 busy_ns: nanos(busy),
+                computing: computing.map_or(total, |(_, computing)| *computing),
             }
         });
         let fan_outs = self.regions.iter().filter_map(|region| {

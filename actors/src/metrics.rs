@@ -41,6 +41,9 @@ pub(crate) struct Meter {
     service: AtomicU64,
     service_min: AtomicU64,
     service_max: AtomicU64,
+    /// Firings whose stage said how long its device computed, and the sum of that.
+    told: AtomicU64,
+    computed: AtomicU64,
     /// Items that left the edges into the actor: it fired for them, or passed them on.
     pub(crate) taken: AtomicU64,
     /// The most that lay in the inbox.
@@ -63,6 +66,8 @@ impl Meter {
             service: AtomicU64::new(0),
             service_min: AtomicU64::new(u64::MAX),
             service_max: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            computed: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             peak: AtomicU64::new(0),
         }
@@ -100,6 +105,14 @@ impl Meter {
             self.service_min.store(min, Ordering::Relaxed);
             let max = self.service_max.load(Ordering::Relaxed).max(service);
             self.service_max.store(max, Ordering::Relaxed);
+        });
+    }
+
+    /// Notes that the device computed so long for a firing that has ended.
+    pub(crate) fn computed(&self, time: Duration) {
+        self.write(|| {
+            add(&self.told, 1);
+            add(&self.computed, nanos(time));
         });
     }
 
@@ -217,6 +230,8 @@ impl Meter {
             service_sum_ns: read(&self.service),
             service_min_ns: if min == u64::MAX { 0 } else { min },
             service_max_ns: read(&self.service_max),
+            told: read(&self.told),
+            computed_ns: read(&self.computed),
         }
     }
 }
@@ -444,6 +459,12 @@ pub struct ActorStats {
     pub service_min_ns: u64,
     /// The longest of those times.
     pub service_max_ns: u64,
+    /// Firings whose stage said how long its device computed for them
+    /// ([`Outbox::computed_for`](crate::Outbox::computed_for)): where a queue or a network lies
+    /// between.
+    pub told: u64,
+    /// The sum of what it said.
+    pub computed_ns: u64,
 }
 
 impl ActorStats {
@@ -503,4 +524,7 @@ pub struct DeviceStats {
     pub poisoned: usize,
     /// The time in which at least one of its actors computed.
     pub busy_ns: u64,
+    /// How many of its actors compute at once, where it sees to that itself and its lanes let more of
+    /// them hand work to it; else its lanes.
+    pub computing: usize,
 }

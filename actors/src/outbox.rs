@@ -1,7 +1,7 @@
 //! Where a stage puts what it made.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::{ErrorKind, ItemError};
 use crate::item::Item;
@@ -44,6 +44,8 @@ pub(crate) struct OpenFiring<P> {
     missing: usize,
     deferred: bool,
     finished: bool,
+    /// What its device computed for it, if the stage knows.
+    computed: Option<Duration>,
     fault: Option<ItemError>,
 }
 
@@ -68,6 +70,7 @@ pub(crate) struct Closed<P> {
     pub(crate) item: Arc<Item<P>>,
     pub(crate) seq: Seq,
     pub(crate) started: Instant,
+    pub(crate) computed: Option<Duration>,
     pub(crate) bytes: usize,
     pub(crate) kept: Option<Kept<P>>,
     pub(crate) outcome: Result<Vec<Option<P>>, ItemError>,
@@ -138,6 +141,16 @@ impl<P> Outbox<P> {
         }
     }
 
+    /// Says how long the device of the stage computed for the open firing `seq`, where the stage
+    /// knows better than the clock: what else passes until the firing ends, such as a queue in front
+    /// of the device or a network, is then told apart from computing in
+    /// [`ActorStats::computed_ns`](crate::ActorStats::computed_ns) and in reports.
+    pub fn computed_for(&mut self, seq: Seq, time: Duration) {
+        if let Some(firing) = self.find(seq) {
+            firing.computed = Some(time);
+        }
+    }
+
     /// Says that the firing that is being submitted is completed later, from
     /// [`Stage::poll`](crate::Stage::poll).
     pub fn defer(&mut self) {
@@ -204,6 +217,7 @@ impl<P> Outbox<P> {
             missing: self.ports,
             deferred: false,
             finished: false,
+            computed: None,
             fault: None,
         });
         self.submitting = true;
@@ -345,6 +359,7 @@ impl<P> OpenFiring<P> {
             item: self.item,
             seq: self.seq,
             started: self.started,
+            computed: self.computed,
             bytes: self.bytes,
             kept: self.kept,
             outcome,

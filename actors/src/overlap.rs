@@ -142,7 +142,8 @@ pub struct ActorReport {
     pub busy: f64,
     /// The share in which it waited for input.
     pub starved: f64,
-    /// The share in which it had input and waited for a lane of its device.
+    /// The share in which it had input and waited for its device: for a lane of it, or for what lies
+    /// between, where its stage tells that from computing.
     pub blocked: f64,
     /// The share in which it matched, handed over, or built its stage.
     pub other: f64,
@@ -314,11 +315,15 @@ fn bottleneck(actors: &[ActorReport], devices: &[DeviceReport], item_us: &[f64])
     limits.min_by(|a, b| a.items_per_s.total_cmp(&b.items_per_s))
 }
 
-/// The time that a firing holds its device. Firings of an asynchronous actor overlap each other: there
-/// it is the time with work queued that counts, not the time from submission to completion.
+/// The time that a firing holds its device: what its stage said, where it did. Firings of an
+/// asynchronous actor overlap each other: there it is the time with work queued that counts, not the
+/// time from submission to completion.
 fn occupancy_ns(actor: &ActorStats) -> f64 {
     if actor.items == 0 {
         return 0.0;
+    }
+    if actor.told > 0 {
+        return actor.computed_ns as f64 / actor.told as f64;
     }
     let overlapping = actor.service_sum_ns > actor.busy_ns.saturating_add(2 * actor.service_max_ns);
     let total = if overlapping { actor.busy_ns } else { actor.service_sum_ns };
@@ -329,6 +334,9 @@ fn actor_report(window: &Window, me: usize) -> ActorReport {
     let actor = &window.actors[me];
     let share = |ns: u64| if window.wall_ns > 0 { ns as f64 / window.wall_ns as f64 } else { 0.0 };
     let service_us = occupancy_ns(actor) / 1e3;
+    // What its device did not compute meanwhile, it waited for it.
+    let busy_ns = if actor.told > 0 { actor.busy_ns.min(actor.computed_ns) } else { actor.busy_ns };
+    let away_ns = actor.busy_ns - busy_ns;
     // At the ends of the interval items were inside the pipeline; that is no fan-out.
     let counted = actor.items + actor.skipped;
     let plain = counted.abs_diff(window.items) <= window.in_flight_limit as u64;
@@ -351,9 +359,9 @@ fn actor_report(window: &Window, me: usize) -> ActorReport {
         item_us: service_us * firings,
         overhead_us: actor.other_ns.checked_div(counted).unwrap_or(0) as f64 / 1e3,
         wait_us: waits.checked_div(taken).unwrap_or(0) as f64 / 1e3,
-        busy: share(actor.busy_ns),
+        busy: share(busy_ns),
         starved: share(actor.starved_ns),
-        blocked: share(actor.blocked_ns),
+        blocked: share(actor.blocked_ns + away_ns),
         other: share(actor.other_ns),
         ..ActorReport::default()
     }
@@ -365,7 +373,7 @@ fn device_reports(window: &Window, item_us: &[f64]) -> Vec<DeviceReport> {
     let devices = window.devices.iter().map(|device| {
         let plain = DeviceReport {
             device: device.device.clone(),
-            lanes: device.lanes,
+            lanes: if device.computing > 0 { device.computing } else { device.lanes },
             ..DeviceReport::default()
         };
         loaded(&plain, &actors, item_us)
@@ -405,6 +413,9 @@ fn needed(window: &Window, actors: &[ActorReport], bound: f64) -> usize {
             // An item goes through one of the replicas, each of which stands for its share of them.
             let replicas = actors.iter().filter(|other| other.actor == actor.actor);
             let own = replicas.map(|other| other.item_us).sum::<f64>() + actor.overhead_us;
+            // The way to a device that is elsewhere, and back, is part of the way of an item.
+            let stats = &window.actors[me];
+            let own = if stats.told > 0 { own.max(stats.service_min_ns as f64 / 1e3) } else { own };
             longest.insert(me, own + before.fold(0.0, f64::max));
         }
     }
@@ -575,6 +586,32 @@ mod tests {
         let turns = "give device cpu:0 another lane, or move one of its actors `a0`, `a2`";
         assert!(report.advice.iter().any(|advice| advice.starts_with(turns)), "{report}");
         assert!(report.to_string().contains("0.900"), "{report}");
+    }
+
+    #[test]
+    fn what_a_stage_says_of_computing_counts_and_not_the_way_there_and_back() {
+        // Two actors on a device elsewhere that lets one of them compute at a time, for 3 and 5 ms; each
+        // has work there all the time, with four items on the way.
+        let lanes = [("far", 1024), ("cpu", 1)];
+        let mut window = window(200, &[("far", 9), ("far", 9), ("cpu", 2)], &lanes);
+        for (actor, ms) in window.actors.iter_mut().zip([3, 5]) {
+            actor.service_sum_ns *= 4;
+            actor.service_min_ns = 20_000_000;
+            (actor.told, actor.computed_ns) = (200, ms * 200 * 1_000_000);
+        }
+        window.devices[0].computing = 1;
+        let report = OverlapReport::new(&window);
+        close(report.bound, 1e3 / 8.0);
+        close(report.achieved, 0.8);
+        assert_eq!(report.bottleneck.as_deref(), Some("device far, actor a1"));
+        close(report.actors[0].service_us, 3e3);
+        close(report.actors[0].busy, 0.3);
+        close(report.actors[0].blocked, 0.6);
+        // 20 ms to each of the two and back, and 2 ms, at 8 ms an item.
+        assert_eq!(report.in_flight_needed, Some(6));
+        // Its lanes alone would let both compute at once.
+        window.devices[0].computing = 0;
+        close(OverlapReport::new(&window).bound, 1e3 / 5.0);
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Page {
 
     fn actors(&mut self, pipelines: &[Stats]) {
         type Row = (&'static str, &'static str, fn(&ActorStats) -> String);
-        let rows: [Row; 6] = [
+        let rows: [Row; 7] = [
             ("actor_firings_total", "Firings given to the stage.", |a| a.items.to_string()),
             ("actor_errors_total", "Firings that ended in an error.", |a| a.errors.to_string()),
             ("actor_skipped_total", "Items passed on as errors.", |a| a.skipped.to_string()),
@@ -170,6 +170,11 @@ impl Page {
             ("actor_service_seconds_total", "Time from begin to end of all firings.", |a| {
                 seconds(a.service_sum_ns)
             }),
+            (
+                "actor_computed_seconds_total",
+                "Time that the device computed, of firings whose stage told it.",
+                |a| seconds(a.computed_ns),
+            ),
         ];
         for (name, help, value) in rows {
             let name = format!("brigade_{name}");

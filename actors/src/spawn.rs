@@ -449,7 +449,7 @@ fn wire<P: Payload>(
     capacity: usize,
 ) -> Result<(Arc<Engine<P>>, Vec<Seed<P>>), SpawnError> {
     let layout = Layout::new(&topology);
-    let Topology { sources, sinks, actors, edges, lanes, regions, .. } = topology;
+    let Topology { sources, sinks, actors, edges, lanes, computing, regions, .. } = topology;
     let capacities = capacities(&regions, capacity, options.children);
     // What an inbox can hold: the items of its region; of a collect, the parents; of an unbatch, the
     // batches and the items that pass them by, each of which is an item of the outer region.
@@ -574,6 +574,7 @@ fn wire<P: Payload>(
         actors: actor_cells,
         edges: edge_cells,
         devices,
+        computing,
         budget: Arc::clone(budget),
         notices,
         origin,

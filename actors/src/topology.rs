@@ -108,6 +108,7 @@ pub struct Topology<P> {
     pub(crate) actors: Vec<ActorSpec<P>>,
     pub(crate) edges: Vec<Edge>,
     pub(crate) lanes: Vec<(String, usize)>,
+    pub(crate) computing: Vec<(String, usize)>,
     /// Actors on the longest way from a source to a sink, each as often as it has replicas.
     pub(crate) depth: usize,
     pub(crate) regions: Regions,
@@ -152,6 +153,7 @@ impl<P> Topology<P> {
             actors: Vec::new(),
             edges: Vec::new(),
             lanes: Vec::new(),
+            computing: Vec::new(),
             replicas: Vec::new(),
             threads: Vec::new(),
         }
@@ -193,6 +195,7 @@ pub struct TopologyBuilder<P> {
     actors: Vec<ActorSpec<P>>,
     edges: Vec<Edge>,
     lanes: Vec<(String, usize)>,
+    computing: Vec<(String, usize)>,
     replicas: Vec<(usize, usize)>,
     threads: Vec<(usize, usize)>,
 }
@@ -259,6 +262,14 @@ impl<P> TopologyBuilder<P> {
         self
     }
 
+    /// Says how many actors compute at once on `device` where that sees to its lanes itself, such as
+    /// one of another machine with a queue of its own: its [`lanes`](Self::lanes) are then how many
+    /// may hand work to it. Reports reckon with it; nothing is held back by it. At least 1.
+    pub fn computing(&mut self, device: impl Into<String>, actors: usize) -> &mut Self {
+        self.computing.push((device.into(), actors.max(1)));
+        self
+    }
+
     /// Has `actor` run by so many threads; 1 where nothing is said. They share its inbox, and each
     /// has a stage of its own from the factory, a restart account of its own, and takes a lane of
     /// the device of its own: give the device as many [`lanes`](Self::lanes), or they take turns.
@@ -313,7 +324,7 @@ impl<P> TopologyBuilder<P> {
     /// [`BuildError`] for names given twice, ports that do not exist, that nothing or more than one
     /// edge arrives at, actors without an input or a replica, rings, and devices without a lane.
     pub fn build(self) -> Result<Topology<P>, BuildError> {
-        let Self { sources, sinks, mut actors, edges, lanes, replicas, threads } = self;
+        let Self { sources, sinks, mut actors, edges, lanes, computing, replicas, threads } = self;
         unique("sources", sources.iter().map(String::as_str))?;
         unique("sinks", sinks.iter().map(String::as_str))?;
         let count = actors.len();
@@ -386,7 +397,7 @@ impl<P> TopologyBuilder<P> {
         }
         let words = Words { sources: &sources, sinks: &sinks, actors: &actors };
         let regions = region::infer(&actors, &edges, &words)?;
-        Ok(Topology { sources, sinks, actors, edges, lanes, depth, regions })
+        Ok(Topology { sources, sinks, actors, edges, lanes, computing, depth, regions })
     }
 }
 

@@ -142,6 +142,8 @@ fn actor_since(now: &ActorStats, before: Option<&ActorStats>) -> ActorStats {
         (&mut since.blocked_ns, before.blocked_ns),
         (&mut since.other_ns, before.other_ns),
         (&mut since.service_sum_ns, before.service_sum_ns),
+        (&mut since.told, before.told),
+        (&mut since.computed_ns, before.computed_ns),
     ] {
         *now = now.saturating_sub(before);
     }

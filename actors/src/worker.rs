@@ -507,13 +507,16 @@ impl<P: Payload> Actor<P> {
 
     /// Books a complete firing and sends its outputs on.
     fn close(&mut self, closed: Closed<P>) {
-        let Closed { item, seq, started, bytes, kept, outcome, lists } = closed;
+        let Closed { item, seq, started, computed, bytes, kept, outcome, lists } = closed;
         let outcome = outcome.and_then(|outputs| self.checked(outputs, &lists));
         let cell = self.cell();
         let ended = Instant::now();
         let over = self.outbox.count() == 0;
         let failed = matches!(&outcome, Err(error) if !error.is_filtered());
         cell.meter.fired(started, ended, failed, over.then_some(Phase::Other));
+        if let Some(time) = computed {
+            cell.meter.computed(time);
+        }
         if over {
             cell.lane.release(ended);
         }

@@ -65,6 +65,18 @@ impl Console {
         if self.colour { format!("\x1b[1;{colour}m{label}\x1b[0m") } else { label.to_owned() }
     }
 
+    /// Whether notices of progress are wanted: neither with `--quiet` nor beside a document.
+    #[cfg(feature = "cluster")]
+    pub(super) fn tells_progress(&self) -> bool {
+        !self.quiet && !self.json
+    }
+
+    /// What an error begins with.
+    #[cfg(feature = "cluster")]
+    pub(super) fn error_label(&self) -> String {
+        self.label("error:", "31")
+    }
+
     /// Shows an error with its causes and its help.
     pub(super) fn error(&self, error: &Error) {
         let mut text = format!("{} {}", self.label("error:", "31"), error.headline());

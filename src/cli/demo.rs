@@ -136,7 +136,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         shape: vec![Named { name: "image".to_owned(), value: extents }],
         ..Placing::default()
     };
-    let mut placed = placing.place(graph, None)?;
+    let mut placed = placing.place(graph, None, console)?;
     let split = placed.split()?;
     let (placement, memory) = (placed.report(&split), placed.memory(&split, false));
     for segment in split.segments() {

@@ -6,6 +6,7 @@ mod check;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod completions;
+mod connected;
 mod console;
 mod cutter;
 mod demo;
@@ -21,6 +22,8 @@ mod placing;
 mod plan;
 mod results;
 mod run;
+#[cfg(feature = "cluster")]
+mod signals;
 #[cfg(feature = "cluster")]
 mod stage;
 mod table;

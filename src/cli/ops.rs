@@ -24,6 +24,8 @@ struct Row {
     since: i64,
     /// The dtypes of the first input.
     dtypes: Vec<String>,
+    /// The dtypes that GPU devices have kernels for; empty: nodes fall back to another device.
+    gpu: Vec<String>,
     /// How many test cases every device runs for it.
     cases: usize,
 }
@@ -31,22 +33,26 @@ struct Row {
 impl Row {
     fn of(def: &'static OpDef) -> Self {
         let types = def.inputs.first().or_else(|| def.outputs.first()).map_or(&[][..], |p| p.types);
+        let kernels = crate::gpu::TABLE.iter().find(|r| r.op == def.name && r.domain == def.domain);
         Self {
             domain: if def.domain.is_empty() { "ai.onnx" } else { def.domain },
             name: def.name,
             since: def.since,
             dtypes: types.iter().map(ToString::to_string).collect(),
+            gpu: kernels.map_or(&[][..], |r| r.types).iter().map(ToString::to_string).collect(),
             cases: (def.cases)().len(),
         }
     }
 
     fn cells(&self) -> Vec<String> {
         let (domain, name) = (self.domain.to_owned(), self.name.to_owned());
-        vec![domain, name, self.since.to_string(), self.dtypes.join(" "), self.cases.to_string()]
+        let (dtypes, gpu) = (self.dtypes.join(" "), self.gpu.join(" "));
+        vec![domain, name, self.since.to_string(), dtypes, gpu, self.cases.to_string()]
     }
 }
 
-const HEAD: [&str; 5] = ["domain", "operator", "since", "dtypes of the first input", "cases"];
+const HEAD: [&str; 6] =
+    ["domain", "operator", "since", "dtypes of the first input", "on GPUs", "cases"];
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let rows: Vec<Row> = OpRegistry::default().iter().map(Row::of).collect();
@@ -63,12 +69,14 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
 fn markdown(rows: &[Row]) -> String {
     let mut out = String::from(
         "# Operators\n\nWritten by `brigade ops --markdown`; a test compares it. *since* is the \
-         first operator-set\nversion that is implemented, *cases* the number of test cases that \
-         every device runs.\n\n",
+         first operator-set\nversion that is implemented; the CPU runs all of these dtypes. \
+         *on GPUs*: the dtypes of kernels for\n`wgpu` devices; where there are none, nodes fall \
+         back. i64 is kept in 32 bits, which is checked or\nproven. *cases*: the number of test \
+         cases that every device runs.\n\n",
     );
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     out += &line(&HEAD.map(str::to_owned));
-    out += "| --- | --- | --- | --- | --- |\n";
+    out += "| --- | --- | --- | --- | --- | --- |\n";
     for row in rows {
         out += &line(&row.cells());
     }

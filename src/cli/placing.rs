@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::bind::{self, Axis, Extents, Named};
+use super::connected::Connected;
 use super::console::Console;
 use super::memory::Memory;
 use super::model;
@@ -200,7 +201,7 @@ impl Placing {
     /// Reads a model and places it; tells what there is to notice.
     pub(super) fn load(&self, path: &Path, console: &Console) -> Result<Placed> {
         let graph = model::load(path, &self.weights_root, console)?;
-        let placed = self.place(graph, Some(path))?;
+        let placed = self.place(graph, Some(path), console)?;
         for notice in placed.notices() {
             console.notice(&format!("notice: {notice}"));
         }
@@ -208,17 +209,18 @@ impl Placing {
     }
 
     /// The devices there are, those of workers included.
-    fn connect(&self, model: Option<&Path>) -> Result<(Registry, Connected)> {
+    fn connect(&self, model: Option<&Path>, console: &Console) -> Result<(Registry, Connected)> {
         let registry = Registry::default();
         #[cfg(feature = "cluster")]
-        if let Some(cluster) = self
-            .workers
-            .connect(&registry, model.map_or_else(Vec::new, |model| self.roots(model)))?
-        {
+        if let Some(cluster) = self.workers.connect(
+            &registry,
+            model.map_or_else(Vec::new, |model| self.roots(model)),
+            console,
+        )? {
             return Ok((cluster.registry().clone(), Connected { cluster: Some(cluster) }));
         }
         #[cfg(not(feature = "cluster"))]
-        let _ = model;
+        let _ = (model, console);
         Ok((registry, Connected::default()))
     }
 
@@ -244,11 +246,16 @@ impl Placing {
     }
 
     /// Binds, optimises and places a graph; `path` is the file that it came from.
-    pub(super) fn place(&self, mut graph: Graph, path: Option<&Path>) -> Result<Placed> {
+    pub(super) fn place(
+        &self,
+        mut graph: Graph,
+        path: Option<&Path>,
+        console: &Console,
+    ) -> Result<Placed> {
         let bound = bind::bind(&mut graph, &self.bind)?;
         let shapes = by_name("--shape", &graph, &self.shape, |s| s.0.clone())?;
         let axes = by_name("--batch-axis", &graph, &self.batch_axis, |a| a.0)?;
-        let (registry, connected) = self.connect(path)?;
+        let (registry, connected) = self.connect(path, console)?;
         let mut options = self.options();
         options.keep_weights = registry.has_sources();
         crate::passes::optimise(&mut graph, registry.ops(), &options)?;
@@ -264,17 +271,12 @@ impl Placing {
             ([], false) => connected.devices(),
             (given, _) => given.to_vec(),
         };
-        let workers = connected.devices();
+        let (workers, by) = (connected.devices(), connected.balance());
         let (map, origin) = match (self.plan.as_deref(), self.stages, devices.as_slice()) {
             (Some("auto"), ..) if !workers.is_empty() => {
                 let stages = workers.len().min(computing_nodes(&graph).len()).max(1);
                 let map = balanced(&workers, stages)?;
-                (
-                    map,
-                    format!(
-                        "plan auto: {stages} balanced stages by analytic cost, over the workers"
-                    ),
-                )
+                (map, format!("plan auto: {stages} balanced stages by {by}, over the workers"))
             }
             (Some("auto"), ..) => {
                 let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -291,7 +293,7 @@ impl Placing {
             (None, Some(stages), devices) => {
                 let own = cpus(stages);
                 let devices = if devices.is_empty() { &own } else { devices };
-                (balanced(devices, stages)?, format!("{stages} balanced stages by analytic cost"))
+                (balanced(devices, stages)?, format!("{stages} balanced stages by {by}"))
             }
             (None, None, []) => {
                 (DeviceMap::single(DeviceId::cpu(0)), "no plan: one segment on cpu:0".to_owned())
@@ -309,7 +311,7 @@ impl Placing {
             }
             (None, None, devices) => {
                 let n = devices.len();
-                (balanced(devices, n)?, format!("{n} balanced stages by analytic cost"))
+                (balanced(devices, n)?, format!("{n} balanced stages by {by}"))
             }
         };
         let mut threads: BTreeMap<DeviceId, usize> =
@@ -358,44 +360,6 @@ impl Placing {
             origin,
             connected,
         })
-    }
-}
-
-/// The workers that a placement may use.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Connected {
-    #[cfg(feature = "cluster")]
-    pub(super) cluster: Option<crate::cluster::Cluster>,
-}
-
-impl Connected {
-    /// The first device of each worker: where stages go if nobody says.
-    fn devices(&self) -> Vec<DeviceId> {
-        #[cfg(feature = "cluster")]
-        if let Some(cluster) = &self.cluster {
-            return cluster.first_devices();
-        }
-        Vec::new()
-    }
-
-    /// Adds to a trace what workers computed.
-    pub(super) fn add_to(&self, trace: &mut brigade_actors::Trace, begun: std::time::Instant) {
-        #[cfg(feature = "cluster")]
-        if let Some(cluster) = &self.cluster {
-            cluster.add_to(trace, begun);
-        }
-        #[cfg(not(feature = "cluster"))]
-        let _ = (trace, begun);
-    }
-
-    /// Tells what workers did.
-    pub(super) fn tell(&self, console: &Console) {
-        #[cfg(feature = "cluster")]
-        if let Some(cluster) = &self.cluster {
-            super::workers::tell(cluster, console);
-        }
-        #[cfg(not(feature = "cluster"))]
-        let _ = console;
     }
 }
 
@@ -541,7 +505,23 @@ impl Placed {
         let costs = placement::node_costs(&self.graph, &self.registry, &symbols);
         let seconds = |id: NodeId| placement::seconds(costs[id.index()]);
         let own = |id: &DeviceId| self.registry.device(id).is_ok_and(|d| d.has_own_memory());
-        PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols).with_own_memory(&own)
+        let report = PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
+            .with_own_memory(&own);
+        self.connected.with_links(report)
+    }
+
+    /// Measures the links between neighbours on workers, and from here to each worker that has a
+    /// segment; gives what could not be measured, in words.
+    pub(super) fn measure_links(&self, split: &Segmentation) -> Vec<String> {
+        let here = DeviceId::cpu(0);
+        let ends = split.edges().iter().map(|e| (e.from, e.to));
+        let device = |s: usize| &split.segments()[s].device;
+        let pairs = ends.map(|(from, to)| (device(from), device(to)));
+        let own = split.segments().iter().map(|s| (&here, &s.device));
+        for (one, other) in pairs.chain(own) {
+            let _ = placement::link_between(&self.registry, one, other);
+        }
+        self.connected.unmeasured()
     }
 
     /// What memory it takes; run sequentially, one item is in flight.
@@ -567,6 +547,7 @@ impl Placed {
         for (segment, n) in &self.replicas {
             plan.replicas.insert(narrow(*segment)?, narrow(*n)?);
         }
+        plan.links = self.connected.links();
         for device in self.map.devices() {
             let n = self.threads.get(device).copied().unwrap_or(self.options.threads);
             plan.threads.insert(device.clone(), narrow(n)?);

@@ -36,6 +36,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let placed = args.placing.load(&args.model, console)?;
     let split = placed.split()?;
+    for notice in placed.measure_links(&split) {
+        console.notice(&format!("notice: {notice}"));
+    }
     let mut report = placed.report(&split);
     let memory = placed.memory(&split, false);
     let plan = placed.plan(&args.model)?;
@@ -45,8 +48,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     #[cfg(feature = "cluster")]
     if let Some(folder) = &args.specs {
         let roots = args.placing.roots(&args.model);
-        for path in super::stage::write(&placed, &roots, folder)? {
-            console.notice(&format!("wrote {}", path.display()));
+        for (path, device) in super::stage::write(&placed, &roots, folder)? {
+            console.notice(&format!("wrote {} for {device}", path.display()));
         }
     }
     if let Some(path) = &args.dot {

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::console::{Console, write_all};
 use super::failure::Outcome;
+use super::signals::Signals;
 use super::workers::{Secured, seconds};
 use crate::cluster::Worker;
 use crate::device::DeviceId;
@@ -56,10 +57,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     // It is the name of a place, as others see it.
     DeviceId::cpu(0).at(&args.name)?;
     // From here on a signal ends it in order.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| err!(Device, "signals cannot be waited for").with_source(e))?;
+    let mut signals = Signals::new()?;
     let mut weights = WeightCache::new();
     for root in &args.weights_root {
         weights = weights.with_root(root)?;
@@ -81,9 +79,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     let address = serving.address().to_owned();
     // On a line of its own, at once, so that whoever started it can read the port.
     write_all(format!("listening on {address}\n").as_bytes())?;
-    runtime
-        .block_on(ended())
-        .map_err(|e| err!(Device, "signals cannot be waited for").with_source(e))?;
+    signals.wait()?;
     console.notice("finishing what is under way");
     let stats = serving.stats();
     let clean = serving.drain(args.drain);
@@ -95,23 +91,6 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
         "firings": stats.firings, "weight_bytes_read": stats.weight_bytes_read,
     });
     console.result(&document, "")
-}
-
-/// Waits for the signal that ends the process.
-async fn ended() -> std::io::Result<()> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        Ok(())
-    }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The flags that say which workers there are, and how to reach them.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +10,12 @@ use brigade_actors::transport::{Security, Transport, TransportOptions, transport
 use clap::{Args, ValueEnum};
 
 use super::console::Console;
+use super::signals::AtInterrupt;
+use super::table::bytes;
 use crate::cluster::{Cluster, ClusterOptions, OnLoss, link_error};
 use crate::device::DeviceId;
 use crate::error::{Error, Result, err};
+use crate::partition::MeasuredLink;
 use crate::registry::Registry;
 
 /// How links to other machines are secured; the same for workers and coordinators.
@@ -175,15 +179,18 @@ pub(super) fn seconds(text: &str) -> Result<Duration> {
 }
 
 impl Workers {
-    /// Connects to the workers, if there are any.
+    /// Connects to the workers, if there are any. From then on a signal is told, the workers get to
+    /// know of it, and the process ends.
     pub(super) fn connect(
         &self,
         registry: &Registry,
         roots: Vec<PathBuf>,
+        console: &Console,
     ) -> Result<Option<Cluster>> {
         if self.workers.is_empty() {
             return Ok(None);
         }
+        let interrupt = AtInterrupt::new(console)?;
         let mut options = ClusterOptions::new()
             .name(self.coordinator.clone())
             .in_this_process(!self.not_here)
@@ -200,6 +207,20 @@ impl Workers {
             options = options.connect_within(limit);
         }
         options = options.roots(roots);
+        if console.tells_progress() {
+            options = options.on_progress(|stage| {
+                let (seconds, read) = (stage.elapsed.as_secs_f64(), bytes(Some(stage.bytes)));
+                let so_far = if stage.ready { "is ready" } else { "is being loaded" };
+                // There is nowhere else to say that this failed.
+                let _ = writeln!(
+                    std::io::stderr().lock(),
+                    "stage {} `{}` on {} {so_far}: {read} of weights read, {seconds:.0} s",
+                    stage.stage,
+                    stage.name,
+                    stage.device
+                );
+            });
+        }
         // Several workers of one host are told apart by their ports.
         let mut workers: Vec<(String, String)> = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {
@@ -212,8 +233,32 @@ impl Workers {
         }
         let addresses = workers.iter().map(|(_, address)| address.as_str());
         let transport = self.secured.open(&self.coordinator, addresses, lease)?;
-        Cluster::connect(transport, &workers, registry, options).map(Some)
+        let cluster = Cluster::connect(transport, &workers, registry, options)?;
+        interrupt.set(cluster.closer());
+        Ok(Some(cluster))
     }
+}
+
+/// What is known of its links.
+pub(super) fn links(cluster: &Cluster) -> Vec<MeasuredLink> {
+    let all = cluster.stats().links.into_iter().filter(|l| l.failed.is_none());
+    all.map(|l| MeasuredLink {
+        from: l.from,
+        to: l.to,
+        latency_us: l.latency_us.round() as u64,
+        bytes_per_s: l.bytes_per_s,
+    })
+    .collect()
+}
+
+/// Links that could not be measured, and why.
+pub(super) fn unmeasured(cluster: &Cluster) -> Vec<String> {
+    let failed = cluster.stats().links.into_iter().filter_map(|l| Some((l.from, l.to, l.failed?)));
+    failed
+        .map(|(from, to, why)| {
+            format!("the link between `{from}` and `{to}` could not be measured: {why}")
+        })
+        .collect()
 }
 
 /// What a cluster did, in words, at the end of a run.

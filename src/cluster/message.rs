@@ -9,12 +9,13 @@ use brigade_actors::codec;
 use brigade_actors::transport::{HEAD_LIMIT, LinkError};
 use serde::{Deserialize, Serialize};
 
+use super::question;
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, nested};
 use crate::tensor::{Buffer, BufferPool, DType, Shape, Tensor, Value, element_count};
 
 /// The version of these messages; both sides must speak the same one.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// The most values that one stage reads or makes.
 pub(crate) const MAX_PORTS: usize = 4096;
@@ -74,6 +75,14 @@ pub(crate) struct Offer {
     pub(crate) product: String,
     pub(crate) lanes: u32,
     pub(crate) software: bool,
+}
+
+/// What was measured of a link from one side to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Measurement {
+    /// One way, in nanoseconds.
+    pub(crate) latency_ns: u64,
+    pub(crate) bytes_per_s: u64,
 }
 
 /// What a stage took to be made ready.
@@ -139,7 +148,22 @@ pub(crate) enum Message {
     Join { protocol: u32, session: SessionId, from: String },
     /// Worker to worker: an output of a stage follows as payload.
     Tensor { what: OutputKey, epoch: u32, form: Form },
+    /// Which of some nodes, which follow as payload ([`Question`](super::question::Question)), does this device run?
+    Supports { ticket: u64, device: String },
+    /// The answer ([`Answers`](super::question::Answers)) follows as payload, unless there is an error.
+    Supported { ticket: u64, error: Option<WireError> },
+    /// Measures the link to another worker.
+    Measure { ticket: u64, to: (String, String) },
+    /// The answer.
+    Measured { ticket: u64, link: Result<Measurement, WireError> },
+    /// Bytes that mean nothing follow as payload; the answer is a `Pong`, when all of them are there.
+    Probe { token: u64 },
+    /// Worker to worker, first: the link is there to be measured, and for nothing else.
+    Gauge { protocol: u32, session: SessionId, from: String },
 }
+
+/// The most bytes of a [`Message::Probe`].
+pub(crate) const MAX_PROBE_BYTES: u64 = 4 << 20;
 
 impl Message {
     /// The head of a frame.
@@ -166,6 +190,8 @@ impl Message {
 pub fn fuzz_messages(bytes: &[u8]) {
     let _ = Message::decode(bytes);
     let _ = super::StageSpec::decode(bytes);
+    let _ = question::decode::<question::Question>(bytes);
+    let _ = question::decode::<question::Answers>(bytes);
     super::group::fuzz_words(bytes);
     if let Ok(buffer) = Ok::<_, Error>(Buffer::copy_of(bytes)) {
         let _ = Form::Encoded.value(buffer);
@@ -299,7 +325,7 @@ impl Written {
 /// The longest text of an error that is sent: what is longer is cut.
 const MAX_WORDS: usize = 8 << 10;
 
-fn cut(mut text: String) -> String {
+pub(crate) fn cut(mut text: String) -> String {
     if text.len() > MAX_WORDS {
         let end = (0..=MAX_WORDS).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
         text.truncate(end);
@@ -401,6 +427,7 @@ mod tests {
         };
         let took = Readiness { load_ns: 1, compile_ns: 2, weight_bytes: 3, read_bytes: 4 };
         let feeds = vec![Feed::Sent, Feed::Held(what)];
+        let (failed, measured) = (error.clone(), to.clone());
         vec![
             Message::Open { protocol, session, name: "w1".to_owned(), lease_ms: 5000 },
             Message::Opened {
@@ -432,6 +459,12 @@ mod tests {
             Message::Close,
             Message::Join { protocol, session, from: "w1".to_owned() },
             Message::Tensor { what, epoch: 1, form },
+            Message::Supports { ticket: 8, device: "cpu:0".to_owned() },
+            Message::Supported { ticket: 8, error: Some(failed.clone()) },
+            Message::Measure { ticket: 8, to: measured },
+            Message::Measured { ticket: 8, link: Err(failed) },
+            Message::Probe { token: 6 },
+            Message::Gauge { protocol, session, from: "w1".to_owned() },
         ]
     }
 
@@ -473,6 +506,12 @@ mod tests {
         let strings = Tensor::from_strings([2], vec!["a".into(), "é".into()]).unwrap();
         let list = Value::Sequence(vec![strings.into(), Value::Optional(None)]);
         seeds.push(Form::of(&list).unwrap().1.as_bytes().to_vec());
+        let nodes: question::Question =
+            spec.graph().nodes().iter().map(|n| (n.clone(), vec![Some(Fact::unknown())])).collect();
+        let answers: question::Answers =
+            vec![question::Answer::Yes, question::Answer::No("why".to_owned())];
+        seeds.push(question::encode(&nodes).unwrap());
+        seeds.push(question::encode(&answers).unwrap());
         let mut random = Mutator::new(0x4D5);
         for seed in &seeds {
             fuzz_messages(seed);

@@ -10,14 +10,16 @@
 
 mod coordinator;
 mod group;
+mod measure;
 mod message;
 mod payload;
+mod question;
 mod spec;
 mod worker;
 
 pub use coordinator::{
-    Cluster, ClusterOptions, ClusterStats, Loss, OnLoss, StageReport, StageTimes, WorkerReport,
-    link_error,
+    Cluster, ClusterOptions, ClusterStats, LinkReport, Loss, OnLoss, StageProgress, StageReport,
+    StageTimes, WorkerReport, link_error,
 };
 pub use group::{
     Activation, ProcessGroup, Shipped, WINDOW, end_activations, recv_activation, recv_stage,

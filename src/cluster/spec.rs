@@ -13,6 +13,14 @@ use crate::import::{WeightCache, WeightRef, WeightUri, sha256};
 use crate::ops::CompileOptions;
 use crate::tensor::{DType, Tensor};
 
+/// The device that a worker chooses itself.
+pub(crate) const AUTO: &str = "auto";
+
+/// What a worker calls this device of its own, or `auto` where it is to choose.
+pub(crate) fn directive(device: &crate::DeviceId) -> String {
+    if device.kind() == AUTO { AUTO.to_owned() } else { device.on_its_worker().to_string() }
+}
+
 /// The first bytes of a spec.
 const MAGIC: [u8; 4] = *b"BRGS";
 
@@ -109,6 +117,11 @@ impl StageSpec {
         self
     }
 
+    /// The device of a placement, as its worker calls it.
+    pub(crate) fn device_of_worker(self, device: &crate::DeviceId) -> Self {
+        self.device(directive(device))
+    }
+
     /// The fixed datapath that is meant: a worker that owns one takes this stage only.
     #[must_use]
     pub fn stage_id(mut self, id: impl Into<String>) -> Self {
@@ -116,11 +129,14 @@ impl StageSpec {
         self
     }
 
-    /// How it is compiled: kernel threads, passes that are left out.
+    /// How it is compiled: kernel threads, passes that are left out, the datapath that it stands for.
     #[must_use]
     pub fn options(mut self, options: &CompileOptions) -> Self {
         self.threads = u32::try_from(options.threads).unwrap_or(u32::MAX);
         self.disabled_passes.clone_from(&options.disabled_passes);
+        if let Some(id) = &options.stage_id {
+            self.stage_id = Some(id.to_string());
+        }
         self
     }
 

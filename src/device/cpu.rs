@@ -68,8 +68,8 @@ impl Device for CpuDevice {
     }
 }
 
-/// Whether a CPU device over these operators, wherever it is, can run a node.
-pub(crate) fn supports(ops: &OpRegistry, node: &Node, facts: &[Option<Fact>]) -> Support {
+/// Whether a CPU device over these operators can run a node.
+fn supports(ops: &OpRegistry, node: &Node, facts: &[Option<Fact>]) -> Support {
     let dtypes: Vec<_> = facts.iter().map(|f| f.as_ref().and_then(|f| f.dtype)).collect();
     match ops.get(&node.domain, &node.op) {
         None => Support::No("no such operator".to_owned()),

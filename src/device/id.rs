@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::limits::MAX_DEVICE_NUMBER;
 use crate::error::{Error, Result, err};
 
 /// The name of a device: a kind and a number, such as `cpu:0` or `cuda:1`; one of another machine has
 /// the name of its worker in front, such as `rack2/cuda:0`.
 ///
 /// Written `[a-z][a-z0-9_-]*(:N)?`; without a number it is number 0, and it always displays with
-/// one. A worker's name is `[a-z0-9][a-z0-9._-]*`. Ordered by worker (this machine first), by kind,
+/// one; the highest is [`MAX_DEVICE_NUMBER`]. A worker's name is `[a-z0-9][a-z0-9._-]*`. Ordered by worker (this machine first), by kind,
 /// then by number. In files it is a string.
 ///
 /// ```
@@ -38,13 +39,16 @@ impl DeviceId {
     /// A device of this kind.
     ///
     /// # Errors
-    /// If the kind is not `[a-z][a-z0-9_-]*`.
+    /// If the kind is not `[a-z][a-z0-9_-]*`, or the number is above [`MAX_DEVICE_NUMBER`].
     pub fn new(kind: &str, number: u32) -> Result<Self> {
         let mut bytes = kind.bytes();
         let fits = bytes.next().is_some_and(|b| b.is_ascii_lowercase())
             && bytes.all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'));
         if !fits {
             return Err(malformed(kind, "its kind does not fit"));
+        }
+        if number > MAX_DEVICE_NUMBER {
+            return Err(too_high(&format!("{kind}:{number}")));
         }
         Ok(Self { worker: None, kind: kind.into(), number })
     }
@@ -115,13 +119,19 @@ fn malformed(given: &str, why: &str) -> Error {
     )
 }
 
+fn too_high(given: &str) -> Error {
+    malformed(given, &format!("the highest number is {MAX_DEVICE_NUMBER}"))
+}
+
 impl FromStr for DeviceId {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
         if let Some((worker, device)) = s.split_once('/') {
-            let device: Self =
-                device.parse().map_err(|_| malformed(s, "what follows the worker is none"))?;
+            let device: Self = device.parse().map_err(|e: Error| {
+                let why = e.message().rsplit_once(": ").map_or("", |(_, why)| why);
+                malformed(s, &format!("what follows the worker is none: {why}"))
+            })?;
             if device.worker.is_some() {
                 return Err(malformed(s, "it names two workers"));
             }
@@ -132,10 +142,12 @@ impl FromStr for DeviceId {
             Some((kind, digits)) => {
                 // `u32::from_str` alone would take a sign.
                 let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-                let number = if plain { digits.parse().ok() } else { None };
-                let number =
-                    number.ok_or_else(|| malformed(s, "what follows the colon is not a number"))?;
-                (kind, number)
+                if !plain {
+                    return Err(malformed(s, "what follows the colon is not a number"));
+                }
+                // One that does not even fit into 32 bits is too high as well.
+                let number = digits.parse().ok().filter(|n| *n <= MAX_DEVICE_NUMBER);
+                (kind, number.ok_or_else(|| too_high(s))?)
             }
         };
         Self::new(kind, number).map_err(|_| malformed(s, "its kind does not fit"))
@@ -208,7 +220,10 @@ mod tests {
             " cpu",
             "cpu ",
             "gpu.0",
-            "cpu:4294967296",
+            "cpu:4096",
+            "cpu:4000000000",
+            "cpu:99999999999999999999",
+            "w/cpu:4000000000",
             "émile",
             "a/b/cpu",
             "a/",
@@ -217,7 +232,11 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("[a-z][a-z0-9_-]*(:N)?"), "{given}: {text}");
             assert!(text.contains(&format!("`{given}`")), "{given}: {text}");
+            let high =
+                given.ends_with("4096") || given.ends_with("00000000") || given.contains("9999");
+            assert_eq!(text.contains("the highest number is 4095"), high, "{given}: {text}");
         }
+        assert!("cpu:4095".parse::<DeviceId>().is_ok() && DeviceId::new("cpu", 4096).is_err());
     }
 
     #[test]

@@ -134,6 +134,14 @@ pub trait Instance {
         Ok(())
     }
 
+    /// How long the device computed for an item that the last call of [`poll`](Self::poll) gave, where
+    /// that is known apart from what else passed: a queue in front of the device, a network. Asked
+    /// right after that call; figures then count it as computing, and the rest as waiting.
+    fn computed(&mut self, item: u64) -> Option<Duration> {
+        let _ = item;
+        None
+    }
+
     /// Says that nobody wants the result of this item any more. It still comes to its end by
     /// [`poll`](Self::poll), with outputs or an error.
     fn cancel(&mut self, item: u64) {

@@ -12,6 +12,9 @@ pub const MAX_IN_FLIGHT: usize = brigade_actors::Options::MOST_ITEMS;
 /// The most replicas of one segment: each is a thread.
 pub const MAX_REPLICAS: usize = 256;
 
+/// The highest number of a device: each number of a CPU is one more device, and nothing has so many.
+pub const MAX_DEVICE_NUMBER: u32 = 4_095;
+
 /// Checks a number of kernel threads, wherever it was said.
 pub(crate) fn check_threads(count: usize) -> Result<()> {
     check(count, MAX_THREADS, "kernel threads")

@@ -7,6 +7,7 @@ mod cpu;
 mod id;
 mod instance;
 mod limits;
+mod link;
 mod synthetic;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -25,12 +26,11 @@ use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
 #[cfg(feature = "wgpu")]
 pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
-#[cfg(feature = "cluster")]
-pub(crate) use cpu::supports as cpu_supports;
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
-pub use limits::{MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS};
+pub use limits::{MAX_DEVICE_NUMBER, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS};
 pub(crate) use limits::{check_in_flight, check_replicas, check_threads};
+pub use link::LinkFigures;
 pub use synthetic::SyntheticDevice;
 
 /// A kind of device that is built in.
@@ -125,6 +125,21 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Whether it can run a node whose inputs have these facts (`None`: left out).
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support;
+
+    /// Whether it can run each of these nodes, whose inputs have these facts: what
+    /// [`supports`](Self::supports) says of each. A device that has to ask somebody asks for all of
+    /// them at once.
+    fn supports_all(&self, nodes: &[(&Node, Vec<Option<Fact>>)]) -> Vec<Support> {
+        nodes.iter().map(|(node, facts)| self.supports(node, facts)).collect()
+    }
+
+    /// What the way between its memory and that of another device takes, where that is worth
+    /// reckoning with and known, or can be measured now: a network, a bus. Placements that balance
+    /// stages cut where it carries what has to cross.
+    fn link_to(&self, other: &DeviceId) -> Option<LinkFigures> {
+        let _ = other;
+        None
+    }
 
     /// Compiles a graph, all of whose parameters are bound.
     ///

@@ -17,6 +17,11 @@ pub struct ValueId(pub(crate) u32);
 pub struct NodeId(pub(crate) u32);
 
 impl ValueId {
+    /// The value at a place in the graph's list.
+    pub(crate) fn at(index: usize) -> Self {
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
     /// The index.
     pub fn index(self) -> usize {
         self.0 as usize

@@ -26,6 +26,28 @@ pub struct Known {
 const FOLLOWED: usize = 64;
 
 impl Known {
+    /// The contents, if they are known: a constant, or shape arithmetic whose elements are numbers.
+    ///
+    /// # Errors
+    /// If the elements are not of the dtype.
+    pub(crate) fn value(&self) -> Result<Option<Tensor>> {
+        if let Some(t) = &self.constant {
+            return Ok(Some(t.clone()));
+        }
+        let (Some(dtype), Some(elements)) = (self.fact.dtype, &self.elements) else {
+            return Ok(None);
+        };
+        let Some(numbers) = elements.iter().map(Dim::as_fixed).collect::<Option<Vec<i64>>>() else {
+            return Ok(None);
+        };
+        let shape = match self.fact.rank() {
+            Some(0) if numbers.len() == 1 => Vec::new(),
+            Some(1) => vec![numbers.len()],
+            _ => return Ok(None),
+        };
+        Ok(Some(crate::tensor::cast(&Tensor::new(shape, numbers)?, dtype)?))
+    }
+
     /// What is known of a constant.
     pub fn constant(tensor: &Tensor) -> Self {
         let followed = tensor.dtype().is_int() && tensor.rank() <= 1 && tensor.len() <= FOLLOWED;

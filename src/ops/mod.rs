@@ -72,6 +72,7 @@ mod vision;
 
 #[allow(unused_imports, reason = "devices other than the CPU read it")]
 pub(crate) use crate::kernels::Activation;
+pub(crate) use conv::transposed_axes;
 pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub(crate) use dequant::decoded_weights;
 pub use infer::{Infer, infer_graph};
@@ -79,6 +80,7 @@ pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
 pub use profile::{NodeProfile, Profiler, Recorder, SegmentProfile};
 pub use program::{CompileOptions, Program, RunContext};
 pub use registry::{MissingOp, OpRegistry};
+pub(crate) use resize::resamplings;
 pub use threads::Threads;
 #[cfg(feature = "image")]
 pub use vision::fuzz_images;

@@ -25,11 +25,19 @@ pub struct CompileOptions {
     /// Whether the passes over a whole graph leave weights as they lie in their file, so that
     /// devices that read weights themselves can; each segment folds its own.
     pub keep_weights: bool,
+    /// The fixed datapath that the segment stands for, if its placement says so.
+    pub stage_id: Option<std::sync::Arc<str>>,
 }
 
 impl Default for CompileOptions {
     fn default() -> Self {
-        Self { threads: 1, disabled_passes: Vec::new(), profile: false, keep_weights: false }
+        Self {
+            threads: 1,
+            disabled_passes: Vec::new(),
+            profile: false,
+            keep_weights: false,
+            stage_id: None,
+        }
     }
 }
 

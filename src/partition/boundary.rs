@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceId, Segmentation};
+use super::{DeviceId, LinkFigures, Segmentation};
 use crate::graph::{Dim, Fact};
 
 /// The bytes of a value of this fact, where `symbols` gives its symbolic extents; `None` if dtype,
@@ -91,6 +91,35 @@ pub struct Boundary {
     /// How it gets there; `host` unless it is known which devices have memory of their own
     /// ([`PlanReport::with_own_memory`](super::PlanReport::with_own_memory)).
     pub path: EdgePath,
+    /// Microseconds from sending it until it is there, where the link between the devices is known
+    /// ([`PlanReport::with_links`](super::PlanReport::with_links)).
+    pub transfer_us: Option<u64>,
+}
+
+/// What was measured, or stated, of the way between two places.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredLink {
+    /// One end: a worker, or the coordinator.
+    pub from: String,
+    /// The other end.
+    pub to: String,
+    /// What a small message takes, one way, in microseconds.
+    pub latency_us: u64,
+    /// Bytes that go over in a second.
+    pub bytes_per_s: u64,
+}
+
+impl MeasuredLink {
+    /// These figures, of the link between these two.
+    pub fn new(from: impl Into<String>, to: impl Into<String>, figures: LinkFigures) -> Self {
+        Self {
+            from: from.into(),
+            to: to.into(),
+            latency_us: u64::try_from(figures.latency().as_micros()).unwrap_or(u64::MAX),
+            bytes_per_s: figures.bytes_per_s(),
+        }
+    }
 }
 
 /// Data that leaves a device for a segment on another one, whose result comes back.
@@ -125,6 +154,7 @@ impl Segmentation {
                 from_device: self.segments()[e.from].device.clone(),
                 to_device: self.segments()[e.to].device.clone(),
                 path: EdgePath::Host,
+                transfer_us: None,
             })
             .collect()
     }

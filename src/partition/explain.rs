@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Boundary, DeviceId, EdgePath, Notice, RoundTrip, Segmentation};
+use super::{
+    Boundary, DeviceId, EdgePath, LinkFigures, MeasuredLink, Notice, RoundTrip, Segmentation,
+};
 use crate::graph::NodeId;
 
 /// One segment of a [`PlanReport`].
@@ -17,6 +19,8 @@ pub struct SegmentReport {
     pub device: DeviceId,
     /// The stage that its placement asked for, if it did.
     pub stage: Option<u32>,
+    /// The fixed datapath that it stands for, if it does.
+    pub stage_id: Option<String>,
     /// How many nodes it has.
     pub nodes: usize,
     /// Its first node's name.
@@ -62,6 +66,8 @@ pub struct PlanReport {
     /// How many times faster than one after the other the segments can be at most, by cost, when
     /// each device computes one segment at a time: all cost / the cost on the busiest device.
     pub ceiling: Option<f64>,
+    /// What is known of the ways between the places that it uses.
+    pub links: Vec<MeasuredLink>,
     /// What its user should hear of.
     pub notices: Vec<String>,
 }
@@ -91,6 +97,7 @@ impl PlanReport {
                 index: segment.index,
                 device: segment.device.clone(),
                 stage: segment.stage,
+                stage_id: segment.stage_id.as_deref().map(str::to_owned),
                 nodes: segment.nodes.len(),
                 first: name(segment.graph.nodes().first()),
                 last: name(segment.graph.nodes().last()),
@@ -107,6 +114,7 @@ impl PlanReport {
             boundaries: split.boundaries(symbols),
             round_trips: split.round_trips(symbols),
             ceiling: total.map(|t| t / busiest),
+            links: Vec::new(),
             notices: notices.iter().map(Notice::to_string).collect(),
         }
     }
@@ -117,6 +125,23 @@ impl PlanReport {
         for b in &mut self.boundaries {
             b.path = EdgePath::between(&b.from_device, &b.to_device, own);
         }
+        self
+    }
+
+    /// With what each boundary takes to be carried; `figures` says what is known of the way from one
+    /// device to another, and `links` has what is to be told of the ways themselves.
+    #[must_use]
+    pub fn with_links(
+        mut self,
+        links: Vec<MeasuredLink>,
+        figures: &dyn Fn(&DeviceId, &DeviceId) -> Option<LinkFigures>,
+    ) -> Self {
+        for b in &mut self.boundaries {
+            let transfer = figures(&b.from_device, &b.to_device).zip(b.bytes);
+            b.transfer_us = transfer
+                .map(|(link, n)| u64::try_from(link.transfer(n).as_micros()).unwrap_or(u64::MAX));
+        }
+        self.links = links;
         self
     }
 }
@@ -135,6 +160,10 @@ fn bytes(n: Option<u64>) -> String {
         unit += 1;
     }
     format!("{value:.1} {}", UNITS[unit])
+}
+
+fn milliseconds(us: u64) -> String {
+    format!("{:.3} ms", us as f64 / 1e3)
 }
 
 /// Columns that line up.
@@ -166,7 +195,10 @@ impl fmt::Display for PlanReport {
             }
             rows.push(vec![
                 s.index.to_string(),
-                s.device.to_string(),
+                match &s.stage_id {
+                    Some(id) => format!("{} (`{id}`)", s.device),
+                    None => s.device.to_string(),
+                },
                 s.nodes.to_string(),
                 s.cost_share.map_or_else(|| "?".to_owned(), |c| format!("{:.1} %", c * 100.0)),
                 shown.join(", "),
@@ -174,15 +206,33 @@ impl fmt::Display for PlanReport {
         }
         table(f, &rows)?;
         if !self.boundaries.is_empty() {
-            let mut rows =
-                vec![["crossing", "path", "bytes", "fact", "value"].map(str::to_owned).to_vec()];
+            let timed = self.boundaries.iter().any(|b| b.transfer_us.is_some());
+            let head = ["crossing", "path", "bytes", "transfer", "fact", "value"];
+            let row = |cells: [String; 6]| -> Vec<String> {
+                let kept = cells.into_iter().enumerate().filter(|(n, _)| timed || *n != 3);
+                kept.map(|(_, cell)| cell).collect()
+            };
+            let mut rows = vec![row(head.map(str::to_owned))];
             for b in &self.boundaries {
-                rows.push(vec![
+                rows.push(row([
                     format!("{} → {} ({} → {})", b.from, b.to, b.from_device, b.to_device),
                     b.path.to_string(),
                     bytes(b.bytes),
+                    b.transfer_us.map_or_else(String::new, milliseconds),
                     b.fact.clone(),
                     b.value.clone(),
+                ]));
+            }
+            writeln!(f)?;
+            table(f, &rows)?;
+        }
+        if !self.links.is_empty() {
+            let mut rows = vec![["link", "latency", "bandwidth"].map(str::to_owned).to_vec()];
+            for link in &self.links {
+                rows.push(vec![
+                    format!("{} – {}", link.from, link.to),
+                    milliseconds(link.latency_us),
+                    format!("{:.1} MiB/s", link.bytes_per_s as f64 / f64::from(1 << 20)),
                 ]);
             }
             writeln!(f)?;
@@ -285,6 +335,18 @@ mod tests {
         let paths: Vec<EdgePath> = own.boundaries.iter().map(|b| b.path).collect();
         assert_eq!(paths, [EdgePath::Upload, EdgePath::ReadBack]);
         assert!(own.to_string().contains("read-back"), "{own}");
+        let far = LinkFigures::new(std::time::Duration::from_millis(2), 1 << 20);
+        let links = vec![MeasuredLink::new("a", "b", far)];
+        let timed =
+            report.clone().with_links(links, &|from, _| (*from == DeviceId::cpu(0)).then_some(far));
+        // 1 KiB at 1 MiB a second, behind 2 ms.
+        let times: Vec<Option<u64>> = timed.boundaries.iter().map(|b| b.transfer_us).collect();
+        assert_eq!(times, [Some(2_976), None]);
+        let said = timed.to_string();
+        for part in ["a – b", "2.000 ms", "1.0 MiB/s", "transfer", "2.976 ms"] {
+            assert!(said.contains(part), "{part}\n{said}");
+        }
+        assert!(!text.contains("transfer"), "{text}");
         let both = report.clone().with_own_memory(&|_| true);
         assert_eq!(both.boundaries[0].path, EdgePath::ThroughHost);
         let json = serde_json::to_string(&report).unwrap();

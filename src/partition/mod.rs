@@ -34,8 +34,8 @@ mod placement;
 mod plan;
 mod segments;
 
-pub use crate::device::{DeviceId, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS, Support};
-pub use boundary::{Boundary, EdgePath, RoundTrip, bytes_of};
+pub use crate::device::{DeviceId, LinkFigures, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS, Support};
+pub use boundary::{Boundary, EdgePath, MeasuredLink, RoundTrip, bytes_of};
 pub use explain::{PlanReport, SegmentReport, explain};
 pub use placement::{DeviceMap, Notice, Placement};
 pub use plan::{InFlight, Matcher, PLAN_SCHEMA, Plan, Rule};

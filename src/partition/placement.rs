@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::balance;
 use super::names::{list, nearest};
 use super::segments::computing_nodes;
-use super::{DeviceId, Plan, Support};
+use super::{DeviceId, LinkFigures, Plan, Support};
 use crate::error::{Result, bail, err};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 
@@ -19,11 +20,28 @@ pub struct Placement {
     /// A stage of a pipeline: nodes of different stages are in different segments, also on one
     /// device.
     pub stage: Option<u32>,
+    /// The fixed datapath that these nodes stand for: a worker that owns it runs it in their place.
+    pub stage_id: Option<Arc<str>>,
 }
 
 impl From<DeviceId> for Placement {
     fn from(device: DeviceId) -> Self {
-        Self { device, stage: None }
+        Self { device, stage: None, stage_id: None }
+    }
+}
+
+impl Placement {
+    /// Stands for a fixed datapath, which is named so.
+    ///
+    /// ```
+    /// use brigade::partition::Placement;
+    /// let fft = Placement::from("fpga/datapath".parse().unwrap()).stage_id("fft-1024");
+    /// assert_eq!(fft.stage_id.as_deref(), Some("fft-1024"));
+    /// ```
+    #[must_use]
+    pub fn stage_id(mut self, id: impl Into<Arc<str>>) -> Self {
+        self.stage_id = Some(id.into());
+        self
     }
 }
 
@@ -271,6 +289,56 @@ impl DeviceMap {
         cost: &dyn Fn(NodeId) -> f64,
         bytes: &dyn Fn(ValueId) -> f64,
     ) -> Result<Self> {
+        Self::balanced_over(graph, devices, stages, cost, bytes, &|_, _| None)
+    }
+
+    /// As [`balanced`](Self::balanced), between devices that what crosses has to be carried between:
+    /// `link` says what that takes, from the device of a stage to that of the next, and `None` where
+    /// it takes next to nothing. `cost` is in seconds then.
+    ///
+    /// While items stream, a link carries one item as others are computed. So the throughput is
+    /// bounded by the costliest stage or by the link that is occupied longest by what crosses it: the
+    /// greater of them is as small as it can be. Among the cuts for which it is so, or up to 5 % above,
+    /// that one is taken whose transfers, latencies included, take the least time in all, since that
+    /// is how long an item is on its way.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use brigade::device::{DeviceId, LinkFigures};
+    /// use brigade::DType;
+    /// use brigade::graph::{Fact, Graph};
+    /// use brigade::partition::{DeviceMap, Segmentation};
+    /// // Four nodes of a millisecond each; what the third one makes is small.
+    /// let mut graph = Graph::new("g");
+    /// let mut last = graph.add_input("x", Fact::concrete(DType::F32, &[1 << 18])).unwrap();
+    /// for (n, length) in [1 << 18, 1 << 18, 16, 16].into_iter().enumerate() {
+    ///     let next = graph.add_value(format!("v{n}"), Fact::concrete(DType::F32, &[length])).unwrap();
+    ///     graph.add_node(format!("n{n}"), "Relu", [Some(last)], [Some(next)]);
+    ///     last = next;
+    /// }
+    /// graph.set_outputs([last]);
+    /// let size = |v| brigade::partition::bytes_of(&graph.value(v).fact, &|_| None).unwrap() as f64;
+    /// let devices = ["a/cpu".parse().unwrap(), "b/cpu".parse().unwrap()];
+    /// let nodes_of_first = |bytes_per_s| {
+    ///     let link = LinkFigures::new(Duration::from_micros(100), bytes_per_s);
+    ///     let link = |_: &DeviceId, _: &DeviceId| Some(link);
+    ///     let map = DeviceMap::balanced_over(&graph, &devices, 2, &|_| 1e-3, &size, &link).unwrap();
+    ///     Segmentation::new(&graph, &map).unwrap().segments()[0].nodes.len()
+    /// };
+    /// // A megabyte takes 0.1 ms over the one link and 100 ms over the other.
+    /// assert_eq!((nodes_of_first(10 << 30), nodes_of_first(10 << 20)), (2, 3));
+    /// ```
+    ///
+    /// # Errors
+    /// As [`balanced`](Self::balanced).
+    pub fn balanced_over(
+        graph: &Graph,
+        devices: &[DeviceId],
+        stages: usize,
+        cost: &dyn Fn(NodeId) -> f64,
+        bytes: &dyn Fn(ValueId) -> f64,
+        link: &dyn Fn(&DeviceId, &DeviceId) -> Option<LinkFigures>,
+    ) -> Result<Self> {
         graph.validate()?;
         let nodes = computing_nodes(graph);
         let sane = |x: f64, what: &str, name: &str| {
@@ -315,7 +383,14 @@ impl DeviceMap {
                 f64::max(level, 0.0)
             })
             .collect();
-        Self::contiguous(graph, devices, &balance::cuts(&costs, &crossing, stages))
+        let pair = |stage: usize| {
+            let device = |stage: usize| devices.get(stage % devices.len().max(1));
+            device(stage).zip(device(stage + 1))
+        };
+        let links: Vec<Option<LinkFigures>> = (0..stages - 1)
+            .map(|stage| pair(stage).filter(|(a, b)| a != b).and_then(|(a, b)| link(a, b)))
+            .collect();
+        Self::contiguous(graph, devices, &balance::cuts(&costs, &crossing, &links))
     }
 
     /// Contiguous stages over [`computing_nodes`]: a stage begins at the first node and at each
@@ -367,6 +442,7 @@ impl DeviceMap {
                 device: devices[stage % devices.len()].clone(),
                 // A single stage is not told apart from anything.
                 stage: u32::try_from(stage).ok().filter(|_| !one),
+                stage_id: None,
             }
         }))
     }

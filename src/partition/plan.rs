@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::names::{Pattern, escape};
 use super::placement::unplaced;
-use super::{DeviceId, DeviceMap, MAX_IN_FLIGHT, Notice, Placement};
+use super::{DeviceId, DeviceMap, MAX_IN_FLIGHT, MeasuredLink, Notice, Placement};
 use crate::device::{check_in_flight, check_replicas, check_threads};
 use crate::error::{Error, Result, bail, err};
 use crate::graph::{Graph, Node};
@@ -110,6 +110,8 @@ pub struct Rule {
     pub device: DeviceId,
     /// Their stage: nodes of different stages are in different segments, also on one device.
     pub stage: Option<u32>,
+    /// The fixed datapath that they stand for: a worker that owns it runs it in their place.
+    pub stage_id: Option<String>,
 }
 
 /// How many items are in flight at most; in files `"auto"` or a number.
@@ -203,6 +205,8 @@ pub struct Plan {
     /// How many instances of a segment run, by the segment's index; at most
     /// [`MAX_REPLICAS`](super::MAX_REPLICAS) each.
     pub replicas: BTreeMap<u32, u32>,
+    /// What was measured of links when the plan was made; what runs measures anew.
+    pub links: Vec<MeasuredLink>,
 }
 
 /// The file form; what is not said may be left out of JSON.
@@ -217,6 +221,7 @@ struct File {
     in_flight: Option<InFlight>,
     threads: Option<Counts<DeviceId>>,
     replicas: Option<Counts<u32>>,
+    links: Option<Vec<MeasuredLink>>,
 }
 
 /// Numbers by key; giving a key twice (also as `cpu` and `cpu:0`) is an error.
@@ -271,6 +276,7 @@ impl TryFrom<File> for Plan {
             in_flight: file.in_flight,
             threads: file.threads.map(|c| c.0).unwrap_or_default(),
             replicas: file.replicas.map(|c| c.0).unwrap_or_default(),
+            links: file.links.unwrap_or_default(),
         };
         plan.check()?;
         Ok(plan)
@@ -288,6 +294,7 @@ impl From<Plan> for File {
             in_flight: plan.in_flight,
             threads: Some(Counts(plan.threads)),
             replicas: Some(Counts(plan.replicas)),
+            links: (!plan.links.is_empty()).then_some(plan.links),
         }
     }
 }
@@ -409,7 +416,11 @@ impl Plan {
                 Some(i) => {
                     used[i] = true;
                     let rule = &self.rules[i];
-                    Some(Placement { device: rule.device.clone(), stage: rule.stage })
+                    Some(Placement {
+                        device: rule.device.clone(),
+                        stage: rule.stage,
+                        stage_id: rule.stage_id.as_deref().map(Into::into),
+                    })
                 }
                 None => self.default_device.clone().map(Placement::from),
             };
@@ -459,7 +470,7 @@ impl Plan {
     /// If the map was made for another graph.
     pub fn from_map(graph: &Graph, map: &DeviceMap) -> Result<Self> {
         map.check(graph)?;
-        if let Some(place) = map.everywhere() {
+        if let Some(place) = map.everywhere().filter(|place| place.stage_id.is_none()) {
             return Ok(Self { default_device: Some(place.device.clone()), ..Self::default() });
         }
         let mut rules = Vec::with_capacity(graph.nodes().len());
@@ -469,6 +480,7 @@ impl Plan {
                 matcher: Matcher::exactly(&node.name),
                 device: place.device.clone(),
                 stage: place.stage,
+                stage_id: place.stage_id.as_deref().map(str::to_owned),
             });
         }
         Ok(Self { rules, ..Self::default() })
@@ -635,11 +647,17 @@ mod tests {
         Plan {
             model_sha256: Some("0f".repeat(32)),
             rules: vec![
-                Rule { matcher: Matcher::Op("Conv".into()), device: DeviceId::cpu(1), stage: None },
+                Rule {
+                    matcher: Matcher::Op("Conv".into()),
+                    device: DeviceId::cpu(1),
+                    stage: None,
+                    stage_id: Some("fft".into()),
+                },
                 Rule {
                     matcher: Matcher::exactly("a*b?c\\d"),
                     device: DeviceId::new("wgpu", 0).unwrap(),
                     stage: Some(2),
+                    stage_id: None,
                 },
             ],
             default_device: Some(DeviceId::cpu(0)),
@@ -647,6 +665,12 @@ mod tests {
             in_flight: Some(InFlight::Auto),
             threads: BTreeMap::from([(DeviceId::cpu(0), 2)]),
             replicas: BTreeMap::from([(1, 3)]),
+            links: vec![MeasuredLink {
+                from: "w1".into(),
+                to: "w2".into(),
+                latency_us: 120,
+                bytes_per_s: 1 << 27,
+            }],
         }
     }
 

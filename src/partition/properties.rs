@@ -53,6 +53,7 @@ fn map_of(graph: &Graph, picks: &[(u8, u8)], devices: u8, stages: u8) -> DeviceM
         Placement {
             device: DeviceId::cpu(u32::from(d % devices)),
             stage: (s % (stages + 1) > 0).then(|| u32::from(s % (stages + 1))),
+            stage_id: None,
         }
     })
 }

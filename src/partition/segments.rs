@@ -80,6 +80,8 @@ pub struct Segment {
     pub device: DeviceId,
     /// The stage that its placement asked for, if it did.
     pub stage: Option<u32>,
+    /// The fixed datapath that it stands for, if its placement says so.
+    pub stage_id: Option<std::sync::Arc<str>>,
     /// Its nodes in the unsplit graph, in order: `nodes[i]` is `graph.nodes()[i]`.
     pub nodes: Vec<NodeId>,
     /// Its graph. Names, facts, symbols, metadata and opsets are those of the unsplit graph;
@@ -402,6 +404,7 @@ impl<'a> Split<'a> {
             index,
             device: place.device.clone(),
             stage: place.stage,
+            stage_id: place.stage_id.clone(),
             nodes: members.clone(),
             graph,
             inputs,

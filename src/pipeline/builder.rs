@@ -592,6 +592,12 @@ fn topology(
     for ((segment, device), code) in split.segments().iter().zip(prepared.devices()).zip(compiled) {
         let device_name = segment.device.to_string();
         builder.lanes(device_name.clone(), crew.lanes(&segment.device, device.lanes(), prepared));
+        if segment.device.worker().is_some()
+            && let Ok(there) = device.probe()
+        {
+            // Its worker sees to the lanes; figures have to know how many there are.
+            builder.computing(device_name.clone(), there.lanes);
+        }
         let outputs = segment.graph.outputs().len();
         let name = format!("{}.{}", device_name, segment.index);
         let needed = prepared.deliveries(segment.index).to_vec();

@@ -1,8 +1,9 @@
 //! Placements that ask the devices of a registry, or the operators' cost.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
-use crate::device::{DeviceId, Support};
+use crate::device::{Device, DeviceId, LinkFigures, Support};
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node, NodeId, ValueId};
 use crate::ops::cost::{Cost, CostQuery};
@@ -20,14 +21,27 @@ pub fn fallback(
     fallback: &DeviceId,
     registry: &Registry,
 ) -> Result<DeviceMap> {
+    let place: HashMap<&str, usize> =
+        graph.nodes().iter().enumerate().map(|(at, node)| (node.name.as_str(), at)).collect();
     let mut devices = HashMap::new();
     for id in [primary, fallback] {
-        devices.insert(id.clone(), registry.device(id)?);
+        let device = registry.device(id)?;
+        devices.insert(id.clone(), supports_all(device.as_ref(), graph));
     }
-    DeviceMap::auto_fallback(graph, primary, fallback, &|id, graph, node| match devices.get(id) {
-        Some(device) => device.supports(node, &facts(graph, node)),
-        None => Support::No("no such device".to_owned()),
+    DeviceMap::auto_fallback(graph, primary, fallback, &|id, _, node| {
+        let answers = devices.get(id).zip(place.get(node.name.as_str()));
+        match answers.and_then(|(all, at)| all.get(*at)) {
+            Some(support) => support.clone(),
+            None => Support::No("no such device".to_owned()),
+        }
     })
+}
+
+/// Whether a device can run each node of a graph, in order.
+pub(crate) fn supports_all(device: &dyn Device, graph: &Graph) -> Vec<Support> {
+    let nodes: Vec<(&Node, Vec<Option<Fact>>)> =
+        graph.nodes().iter().map(|node| (node, facts(graph, node))).collect();
+    device.supports_all(&nodes)
 }
 
 /// As [`fallback`], but a primary device that is not usable here leaves everything to the
@@ -51,7 +65,9 @@ pub fn fallback_if_present(
     }
 }
 
-/// `stages` contiguous segments of about equal analytic cost, over the devices in turn.
+/// `stages` contiguous segments of about equal analytic cost, over the devices in turn. Where a device
+/// knows what the way to its neighbour takes ([`Device::link_to`]), that counts beside the costs, as
+/// [`DeviceMap::balanced_over`] says.
 ///
 /// # Errors
 /// If there are fewer nodes than stages, or no device.
@@ -65,7 +81,27 @@ pub fn balanced(
     let costs = node_costs(graph, registry, symbols);
     let seconds = |id: NodeId| seconds(costs[id.index()]);
     let bytes = |v: ValueId| value_bytes(graph, v, symbols);
-    DeviceMap::balanced(graph, devices, stages, &seconds, &bytes)
+    // Each pair is asked once, since it may be measured for it.
+    let links = RefCell::new(HashMap::new());
+    let link = |from: &DeviceId, to: &DeviceId| {
+        if let Some(known) = links.borrow().get(&(from.clone(), to.clone())) {
+            return *known;
+        }
+        let found = link_between(registry, from, to);
+        links.borrow_mut().insert((from.clone(), to.clone()), found);
+        found
+    };
+    DeviceMap::balanced_over(graph, devices, stages, &seconds, &bytes, &link)
+}
+
+/// What the way between two devices takes, where one of them knows; `None` within one memory.
+pub(crate) fn link_between(
+    registry: &Registry,
+    from: &DeviceId,
+    to: &DeviceId,
+) -> Option<LinkFigures> {
+    let known = |a: &DeviceId, b: &DeviceId| registry.device(a).ok()?.link_to(b);
+    if from == to { None } else { known(from, to).or_else(|| known(to, from)) }
 }
 
 /// The peaks that analytic costs are turned into times with: those of one present-day core. Only

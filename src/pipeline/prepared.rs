@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::placement;
 use super::profile::{GraphProfile, ProfiledSegment};
 use super::stage::{caught, deliveries};
 use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
@@ -87,6 +88,16 @@ impl Prepared {
         let devices: Vec<Arc<dyn Device>> =
             split.devices().map(|id| registry.device(id)).collect::<Result<_>>()?;
         for (segment, device) in split.segments().iter().zip(&devices) {
+            if let Some(id) = segment.stage_id.as_deref().filter(|_| device.id().worker().is_none())
+            {
+                return Err(err!(
+                    Plan,
+                    "segment {} stands for the fixed datapath `{id}`, which `{}` is not",
+                    segment.index,
+                    segment.device
+                )
+                .with_help("place it on the worker that owns the datapath, as `WORKER/datapath`"));
+            }
             supported(&segment.graph, device.as_ref())?;
         }
         let inputs = graph
@@ -285,6 +296,7 @@ impl Prepared {
             }
             let mut options = self.options.clone();
             options.threads = self.threads(&segment.device);
+            options.stage_id.clone_from(&segment.stage_id);
             let done = caught(&segment.device, "compiling a segment", || {
                 self.devices[i].compile_with(graph, &weights, &options)
             })?;
@@ -391,10 +403,8 @@ impl Prepared {
 fn supported(graph: &Graph, device: &dyn Device) -> Result<()> {
     let mut refused = Vec::new();
     let mut seen = HashSet::new();
-    for node in graph.nodes() {
-        let facts: Vec<Option<Fact>> =
-            node.inputs.iter().map(|v| v.map(|v| graph.value(v).fact.clone())).collect();
-        if let crate::device::Support::No(why) = device.supports(node, &facts)
+    for (node, support) in graph.nodes().iter().zip(placement::supports_all(device, graph)) {
+        if let crate::device::Support::No(why) = support
             && seen.insert((node.op.clone(), why.clone()))
         {
             refused.push(format!(

@@ -151,6 +151,8 @@ struct SegmentStage {
     /// come several times.
     next: u64,
     open: Vec<Open>,
+    /// Those that a poll gave, by both numbers; kept for its memory.
+    polled: Vec<Open>,
 }
 
 impl<P> Stage<P> for SegmentStage
@@ -194,10 +196,13 @@ where
     }
 
     fn poll(&mut self, out: &mut Outbox<P>) -> Result<(), ItemError> {
-        let Self { instance, device, memory, outputs: needed, open, .. } = self;
+        let Self { instance, device, memory, outputs: needed, open, polled: given, .. } = self;
+        given.clear();
         let polled = instance.poll(&mut |number, result| {
             let Some(at) = open.iter().position(|o| o.number == number) else { return };
-            let seq = open.swap_remove(at).seq;
+            let one = open.swap_remove(at);
+            let seq = one.seq;
+            given.push(one);
             let memory = memory.as_deref();
             match result.and_then(|outputs| checked(device, memory, outputs, needed)) {
                 Ok(outputs) if outputs.is_empty() => out.finish(seq),
@@ -211,6 +216,11 @@ where
         });
         if polled.is_err() {
             open.clear();
+        }
+        for one in given.drain(..) {
+            if let Some(time) = instance.computed(one.number) {
+                out.computed_for(one.seq, time);
+            }
         }
         polled.map_err(ItemError::from_error)
     }
@@ -285,6 +295,7 @@ where
             outputs: outputs.clone(),
             next: 0,
             open: Vec::new(),
+            polled: Vec::new(),
         }))
     })
 }

@@ -6,6 +6,8 @@ mod boundaries;
 mod loss;
 mod misuse;
 mod pipelines;
+mod placement;
+mod program;
 mod verbs;
 
 use std::sync::Arc;

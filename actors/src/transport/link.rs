@@ -74,6 +74,13 @@ impl Link {
         self.0.0.close(LinkError::Closed);
     }
 
+    /// Waits until the link has ended, so that what was sent before a [`close`](Self::close) is with
+    /// the peer, or lost for good; until `deadline` at most. Whether it has ended. Not for the
+    /// threads of the transport, which the end needs.
+    pub fn wait_closed(&self, deadline: Instant) -> bool {
+        self.0.0.wait_end(deadline)
+    }
+
     /// Who is at the other end.
     #[must_use]
     pub fn peer(&self) -> &Peer {

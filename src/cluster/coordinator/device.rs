@@ -3,23 +3,23 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::hub::Hub;
+use super::open::Open;
 use super::state::{Desk, Input};
 use crate::cluster::StageSpec;
 use crate::cluster::message::FiringKey;
+use crate::cluster::spec::directive;
 use crate::device::{
-    CompiledSegment, Delivery, Device, DeviceId, DeviceInfo, Instance, InstanceOptions, Submitted,
-    Support, Unavailable, cpu_supports, run_submitted,
+    CompiledSegment, Delivery, Device, DeviceId, DeviceInfo, Instance, InstanceOptions,
+    LinkFigures, Submitted, Support, Unavailable, run_submitted,
 };
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node};
 use crate::import::WeightRef;
 use crate::ops::CompileOptions;
 use crate::tensor::Value;
-
-/// The kind of the device that a worker chooses itself.
-pub(super) const AUTO: &str = "auto";
 
 /// Items that one actor has at its worker: enough to hide the way there and back.
 const SLOTS: usize = 8;
@@ -28,7 +28,7 @@ const SLOTS: usize = 8;
 const LANES: usize = 1024;
 
 /// Every device that workers offer, and `auto` on each.
-pub(super) fn offered(hub: &Arc<Hub>) -> Vec<Arc<dyn Device>> {
+pub(super) fn offered(hub: &Arc<Open>) -> Vec<Arc<dyn Device>> {
     let mut out: Vec<Arc<dyn Device>> = Vec::new();
     for id in hub.offered() {
         out.push(Arc::new(RemoteDevice { id, hub: Arc::clone(hub) }));
@@ -37,7 +37,7 @@ pub(super) fn offered(hub: &Arc<Hub>) -> Vec<Arc<dyn Device>> {
 }
 
 /// Gives the devices of workers by their names, whether a listing shows them or not.
-pub(super) fn source(hub: &Arc<Hub>) -> impl Fn(&DeviceId) -> Option<Arc<dyn Device>> + use<> {
+pub(super) fn source(hub: &Arc<Open>) -> impl Fn(&DeviceId) -> Option<Arc<dyn Device>> + use<> {
     let hub = Arc::clone(hub);
     move |id| {
         hub.has_worker(id.worker()?)
@@ -48,7 +48,7 @@ pub(super) fn source(hub: &Arc<Hub>) -> impl Fn(&DeviceId) -> Option<Arc<dyn Dev
 #[derive(Debug)]
 struct RemoteDevice {
     id: DeviceId,
-    hub: Arc<Hub>,
+    hub: Arc<Open>,
 }
 
 impl Device for RemoteDevice {
@@ -77,11 +77,16 @@ impl Device for RemoteDevice {
     }
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
-        // What another kind of device supports its worker says when it compiles.
-        if self.id.kind() != "cpu" {
-            return Support::Yes;
-        }
-        cpu_supports(self.hub.ops(), node, facts)
+        let mut all = self.supports_all(&[(node, facts.to_vec())]);
+        all.pop().unwrap_or_else(|| Support::No("its worker does not say".to_owned()))
+    }
+
+    fn supports_all(&self, nodes: &[(&Node, Vec<Option<Fact>>)]) -> Vec<Support> {
+        self.hub.supports(&self.id, &directive(&self.id), nodes)
+    }
+
+    fn link_to(&self, other: &DeviceId) -> Option<LinkFigures> {
+        self.hub.link(&self.id, other)
     }
 
     fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>> {
@@ -97,11 +102,7 @@ impl Device for RemoteDevice {
         let named = |e: crate::Error| e.with_device(self.id.to_string());
         let spec = StageSpec::of_segment(graph, weights, options, self.hub.roots())
             .map_err(named)?
-            .device(if self.id.kind() == AUTO {
-                AUTO.to_owned()
-            } else {
-                self.id.on_its_worker().to_string()
-            });
+            .device_of_worker(&self.id);
         let stage = self.hub.ship(&self.id, &spec).map_err(named)?;
         Ok(Arc::new(RemoteSegment {
             stage,
@@ -116,7 +117,7 @@ impl Device for RemoteDevice {
 #[derive(Debug)]
 struct RemoteSegment {
     stage: u64,
-    hub: Arc<Hub>,
+    hub: Arc<Open>,
     inputs: Vec<(String, Fact)>,
     outputs: Vec<String>,
 }
@@ -147,6 +148,7 @@ impl CompiledSegment for RemoteSegment {
             hub: Arc::clone(&self.hub),
             deliveries,
             desk: Arc::new(Desk::new(options.waker)),
+            computed: Vec::new(),
         }))
     }
 
@@ -165,9 +167,11 @@ impl CompiledSegment for RemoteSegment {
 
 struct RemoteInstance {
     stage: u64,
-    hub: Arc<Hub>,
+    hub: Arc<Open>,
     deliveries: Vec<Delivery>,
     desk: Arc<Desk>,
+    /// Of what the last poll gave.
+    computed: Vec<(u64, Duration)>,
 }
 
 impl Instance for RemoteInstance {
@@ -196,10 +200,16 @@ impl Instance for RemoteInstance {
     }
 
     fn poll(&mut self, finished: &mut dyn FnMut(u64, Result<Vec<Value>>)) -> Result<()> {
-        for (number, result) in self.desk.take() {
+        self.computed.clear();
+        for (number, result, computed) in self.desk.take() {
+            self.computed.extend(computed.map(|time| (number, time)));
             finished(number, result);
         }
         Ok(())
+    }
+
+    fn computed(&mut self, item: u64) -> Option<Duration> {
+        self.computed.iter().find(|(number, _)| *number == item).map(|(_, time)| *time)
     }
 }
 

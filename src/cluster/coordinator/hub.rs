@@ -8,19 +8,23 @@ use std::time::{Duration, Instant};
 
 use brigade_actors::transport::{Frame, Link, LinkError, Transport};
 
-use super::device::{AUTO, Held, HeldOutput};
+use super::device::{Held, HeldOutput};
+use super::progress::Watched;
 use super::state::{Desk, Firing, Input, Life, Phase, StageState, State, WorkerState};
 use super::{ClusterOptions, ClusterStats, StageReport, StageTimes, WorkerReport};
 use crate::cluster::StageSpec;
 use crate::cluster::message::{FiringKey, Message, SessionId};
+use crate::cluster::spec::AUTO;
 use crate::device::{Delivery, DeviceId, DeviceInfo};
 use crate::error::{Error, Result, bail, err};
-use crate::ops::OpRegistry;
 use crate::registry::Registry;
 use crate::tensor::{BufferPool, Event, QueueId, Resident, Value};
 
 /// Memory for what workers give, as long as nobody holds it.
 const POOL_BYTES: usize = 256 << 20;
+
+/// How long workers may take to hear that the session is closed.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// Times that are kept of each stage.
 pub(super) const TIMES_KEPT: usize = 4096;
@@ -114,10 +118,6 @@ impl Hub {
 
     pub(super) fn memory(&self) -> &str {
         &self.memory
-    }
-
-    pub(super) fn ops(&self) -> &OpRegistry {
-        self.registry.ops()
     }
 
     pub(super) fn roots(&self) -> &[PathBuf] {
@@ -273,7 +273,8 @@ impl Hub {
         s.epoch += 1;
         s.worker = worker;
         s.incarnation = incarnation;
-        s.phase = Phase::Shipping { heard: Instant::now() };
+        let shipped = Instant::now();
+        s.phase = Phase::Shipping { heard: shipped, tensors: 0, bytes: 0 };
         let (epoch, spec) = (s.epoch, Arc::clone(&s.spec));
         let Some(link) = state.link_of(stage).cloned() else {
             bail!(Device, "worker `{}` is not reached", state.workers[worker].name);
@@ -281,15 +282,21 @@ impl Hub {
         drop(state);
         let head = Message::Ship { stage, epoch }.encode()?;
         link.send(Frame::new(head, spec)).map_err(super::link_error)?;
+        let mut watched = Watched::new(&self.options, stage, shipped);
         let mut state = self.state();
         loop {
+            if let Some(progress) = watched.due(&state) {
+                drop(state);
+                watched.tell(&progress);
+                state = self.state();
+            }
             let Some(s) = state.stages.get_mut(&stage) else {
                 bail!(Stopped, "the stage was ended")
             };
             match &s.phase {
                 Phase::Refused(error) => return Err(error.clone()),
                 Phase::Compiled => return Ok(()),
-                Phase::Shipping { heard } if heard.elapsed() > self.options.ship => {
+                Phase::Shipping { heard, .. } if heard.elapsed() > self.options.ship => {
                     let limit = self.options.ship;
                     return Err(err!(Deadline, "the stage was not compiled within {limit:?}")
                         .with_help("raise the time that shipping may take"));
@@ -364,6 +371,7 @@ impl Hub {
                 deliveries: deliveries.to_vec(),
                 given: vec![None; outputs],
                 done: false,
+                computed: None,
                 sent: false,
                 desk: Arc::clone(desk),
             },
@@ -469,9 +477,14 @@ impl Hub {
         let garbage = fail(&mut state, &error, |_| true);
         drop(state);
         self.tell_all();
-        for link in links {
-            tell(&link, &Message::Close);
+        for link in &links {
+            tell(link, &Message::Close);
             link.close();
+        }
+        // A process that ends now would end them before the workers know.
+        let until = Instant::now() + CLOSING;
+        for link in &links {
+            link.wait_closed(until);
         }
         drop(garbage);
         self.sweep();
@@ -479,6 +492,7 @@ impl Hub {
     }
 
     pub(super) fn stats(&self) -> ClusterStats {
+        let links = self.links();
         let state = self.state();
         let workers = state.workers.iter().map(|w| WorkerReport {
             name: w.name.clone(),
@@ -514,6 +528,7 @@ impl Hub {
             duplicates: state.duplicates,
             resumed: state.resumed,
             held: state.firings.len(),
+            links,
         }
     }
 
@@ -568,7 +583,7 @@ pub(super) fn fail(
         if let Some(s) = state.stages.get_mut(&firing.stage) {
             s.open = s.open.saturating_sub(1);
         }
-        firing.desk.put(firing.number, Err(error.clone()));
+        firing.desk.put(firing.number, Err(error.clone()), None);
         garbage.push(firing);
     }
     garbage

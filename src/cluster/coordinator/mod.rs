@@ -1,7 +1,11 @@
 //! The coordinator: the pipeline's side of a cluster.
 
+mod asking;
 mod device;
 mod hub;
+mod links;
+mod open;
+mod progress;
 mod recovery;
 mod routes;
 mod state;
@@ -14,10 +18,13 @@ use std::time::Duration;
 use brigade_actors::transport::Transport;
 use serde::Serialize;
 
-use crate::device::DeviceId;
+use crate::device::{DeviceId, LinkFigures};
 use crate::error::{Result, err};
 use crate::registry::Registry;
 use hub::Hub;
+pub use links::LinkReport;
+pub(crate) use links::Noise;
+use open::Open;
 
 /// What becomes of the stages of a worker that is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +48,8 @@ pub struct ClusterOptions {
     pub(crate) on_loss: OnLoss,
     pub(crate) in_this_process: bool,
     pub(crate) roots: Vec<PathBuf>,
+    pub(crate) links: Vec<(String, String, LinkFigures)>,
+    pub(crate) on_progress: Option<OnProgress>,
 }
 
 impl Default for ClusterOptions {
@@ -54,6 +63,8 @@ impl Default for ClusterOptions {
             on_loss: OnLoss::Replace,
             in_this_process: true,
             roots: vec![PathBuf::from(".")],
+            links: Vec::new(),
+            on_progress: None,
         }
     }
 }
@@ -123,6 +134,71 @@ impl ClusterOptions {
         self.roots = roots.into_iter().map(Into::into).collect();
         self
     }
+
+    /// Calls this about once a second for a stage that its worker loads and compiles, and once more
+    /// when it is ready if it was called before; on the thread that waits for the stage.
+    ///
+    /// ```
+    /// use brigade::cluster::ClusterOptions;
+    /// let options = ClusterOptions::new().on_progress(|stage| {
+    ///     eprintln!("`{}` on {}: {} bytes of weights read", stage.name, stage.device, stage.bytes);
+    /// });
+    /// assert!(format!("{options:?}").contains("on_progress"));
+    /// ```
+    #[must_use]
+    pub fn on_progress(mut self, see: impl Fn(&StageProgress) + Send + Sync + 'static) -> Self {
+        self.on_progress = Some(OnProgress(Arc::new(see)));
+        self
+    }
+
+    /// What the link between these two takes, so that it is not measured: workers by their names, the
+    /// coordinator by its [`name`](Self::name). The last word counts.
+    #[must_use]
+    pub fn link(
+        mut self,
+        one: impl Into<String>,
+        other: impl Into<String>,
+        figures: LinkFigures,
+    ) -> Self {
+        self.links.push((one.into(), other.into(), figures));
+        self
+    }
+}
+
+/// How far a worker is with making a stage ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StageProgress {
+    /// The number of the stage.
+    pub stage: u64,
+    /// The name of its graph.
+    pub name: String,
+    /// The device.
+    pub device: String,
+    /// Weights that were read so far, as the worker said last.
+    pub tensors: u64,
+    /// Their bytes, as they are stored.
+    pub bytes: u64,
+    /// The time since it was shipped.
+    pub elapsed: Duration,
+    /// Whether it is ready.
+    pub ready: bool,
+}
+
+/// Who wants to know of it.
+#[derive(Clone)]
+pub(crate) struct OnProgress(Arc<dyn Fn(&StageProgress) + Send + Sync>);
+
+impl OnProgress {
+    pub(crate) fn tell(&self, progress: &StageProgress) {
+        (self.0)(progress);
+    }
+}
+
+impl std::fmt::Debug for OnProgress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnProgress")
+    }
 }
 
 /// A set of workers that pipelines may place segments on.
@@ -160,7 +236,7 @@ impl ClusterOptions {
 /// [`Pipeline`]: crate::Pipeline
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    hub: Arc<Hub>,
+    hub: Arc<Open>,
     registry: Registry,
 }
 
@@ -176,11 +252,11 @@ impl Cluster {
         registry: &Registry,
         options: ClusterOptions,
     ) -> Result<Self> {
-        let hub = Arc::new(Hub::new(transport, registry.clone(), options)?);
+        let hub = Open::new(Arc::new(Hub::new(transport, registry.clone(), options)?));
         for (name, address) in workers {
             hub.add_worker(name, address)?;
         }
-        recovery::watch(&hub)?;
+        recovery::watch(hub.hub())?;
         hub.await_workers()?;
         let mut registry = registry.clone().with_device_source(device::source(&hub));
         for device in device::offered(&hub) {
@@ -202,6 +278,24 @@ impl Cluster {
     /// The first device that each worker offers, in the order the workers were given.
     pub fn first_devices(&self) -> Vec<DeviceId> {
         self.hub.first_devices()
+    }
+
+    /// The link between two devices' workers, or between one of them and this process: measured when it
+    /// is first asked for, which takes about a tenth of a second, unless
+    /// [`ClusterOptions::link`] states it. `None` within one memory, or if it cannot be measured;
+    /// [`ClusterStats::links`] has the reason.
+    ///
+    /// Nine small messages there and back give the latency, up to 4 MiB the bandwidth, from the first
+    /// device to the second where both are workers', else from this process. Placements that balance
+    /// stages ([`DeviceMap::balanced_over`](crate::DeviceMap::balanced_over)) ask for the links
+    /// between neighbours.
+    pub fn link(&self, one: &DeviceId, other: &DeviceId) -> Option<LinkFigures> {
+        self.hub.link(one, other)
+    }
+
+    /// What is known of a link, without measuring it.
+    pub(crate) fn known_link(&self, one: &DeviceId, other: &DeviceId) -> Option<LinkFigures> {
+        self.hub.known_link(one, other)
     }
 
     /// What the workers and their stages have done, and what was lost and placed again.
@@ -240,6 +334,16 @@ impl Cluster {
             }
         }
         trace.events.sort_by_key(|e| e.start_ns);
+    }
+
+    /// Closes the cluster, if it is there yet when this is called.
+    pub(crate) fn closer(&self) -> impl FnOnce() + Send + use<> {
+        let hub = Arc::downgrade(&self.hub);
+        move || {
+            if let Some(hub) = hub.upgrade() {
+                hub.close();
+            }
+        }
     }
 
     /// Ends the session on all workers. Pipelines that have segments there fail from then on.
@@ -322,6 +426,8 @@ pub struct ClusterStats {
     pub resumed: u64,
     /// Firings that are under way or whose outputs are held.
     pub held: usize,
+    /// The links that somebody wanted to know of, by their ends.
+    pub links: Vec<LinkReport>,
 }
 
 /// When a stage computed a firing.

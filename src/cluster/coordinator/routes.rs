@@ -1,9 +1,8 @@
 //! The ways that tensors go from worker to worker.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::hub::{Hub, tell};
+use super::hub::Hub;
 use super::state::{Life, Phase, State};
 use crate::cluster::message::Message;
 use crate::error::{Result, bail, err};
@@ -66,53 +65,12 @@ impl Hub {
         drop(state);
         for worker in places {
             let fact = fact.clone();
-            self.ask(worker, &|ticket| Message::Expect {
-                ticket,
-                stage: from,
-                epoch,
-                output,
-                fact: fact.clone(),
-            })?;
+            let expect =
+                |ticket| Message::Expect { ticket, stage: from, epoch, output, fact: fact.clone() };
+            self.ask(worker, &expect, None)?;
         }
-        self.ask(at, &|ticket| Message::Route { ticket, stage: from, output, to: to.clone() })
-    }
-
-    /// Asks a worker something and waits for its answer.
-    fn ask(&self, worker: usize, message: &dyn Fn(u64) -> Message) -> Result<()> {
-        let mut state = self.state();
-        let ticket = state.number();
-        state.tickets.insert(ticket, None);
-        let mut link = state.workers[worker].link.clone();
-        let mut generation = 0;
-        let until = Instant::now() + self.options.lease * 2 + self.options.connect;
-        loop {
-            let w = &state.workers[worker];
-            // Asked once on each link: an answer may have been lost with the one before.
-            if w.is_up() && w.generation != generation {
-                generation = w.generation;
-                link.clone_from(&w.link);
-                if let Some(link) = &link {
-                    tell(link, &message(ticket));
-                }
-            }
-            if let Some(Some(_)) = state.tickets.get(&ticket) {
-                return state.tickets.remove(&ticket).flatten().unwrap_or(Ok(()));
-            }
-            let name = &state.workers[worker].name;
-            let failed = match &state.workers[worker].life {
-                Life::Lost { why, .. } => Some(err!(Device, "worker `{name}` was lost: {why}")),
-                _ if state.closed => Some(err!(Stopped, "the cluster was closed")),
-                _ if Instant::now() >= until => {
-                    Some(err!(Deadline, "worker `{name}` did not answer in time"))
-                }
-                _ => None,
-            };
-            if let Some(error) = failed {
-                state.tickets.remove(&ticket);
-                return Err(error);
-            }
-            state = self.wait(state);
-        }
+        let route = |ticket| Message::Route { ticket, stage: from, output, to: to.clone() };
+        self.ask(at, &route, None).map(drop)
     }
 
     /// The outputs whose makers or readers are among these stages.

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use brigade_actors::transport::Link;
 
 use super::{Loss, StageTimes};
-use crate::cluster::message::{FiringKey, Offer, Readiness};
-use crate::device::{Delivery, DeviceId};
+use crate::cluster::message::{FiringKey, Measurement, Offer, Readiness};
+use crate::cluster::question::Answers;
+use crate::cluster::spec::AUTO;
+use crate::device::{Delivery, DeviceId, LinkFigures};
 use crate::error::{Error, Result};
 use crate::graph::Fact;
 use crate::tensor::Value;
@@ -92,7 +94,7 @@ impl WorkerState {
             let cpu = device.kind() == "cpu" && kind == Some("cpu");
             cpu || device.on_its_worker().is_named(&o.device)
         };
-        if device.kind() == super::device::AUTO {
+        if device.kind() == AUTO {
             return self.offers.first();
         }
         self.offers.iter().find(there)
@@ -102,7 +104,7 @@ impl WorkerState {
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Its worker loads and compiles it.
-    Shipping { heard: Instant },
+    Shipping { heard: Instant, tensors: u64, bytes: u64 },
     /// Its worker refused it.
     Refused(Error),
     /// It is compiled.
@@ -141,10 +143,13 @@ pub(super) struct StageState {
     pub(super) times: VecDeque<StageTimes>,
 }
 
+/// What a firing came to, by its number, and how long its worker computed.
+pub(super) type Finished = (u64, Result<Vec<Value>>, Option<Duration>);
+
 /// Where an instance finds what its firings came to.
 #[derive(Debug)]
 pub(super) struct Desk {
-    finished: Mutex<Vec<(u64, Result<Vec<Value>>)>>,
+    finished: Mutex<Vec<Finished>>,
     waker: Waker,
 }
 
@@ -153,14 +158,14 @@ impl Desk {
         Self { finished: Mutex::default(), waker }
     }
 
-    pub(super) fn put(&self, number: u64, result: Result<Vec<Value>>) {
+    pub(super) fn put(&self, number: u64, result: Result<Vec<Value>>, computed: Option<Duration>) {
         let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
-        finished.push((number, result));
+        finished.push((number, result, computed));
         drop(finished);
         self.waker.wake_by_ref();
     }
 
-    pub(super) fn take(&self) -> Vec<(u64, Result<Vec<Value>>)> {
+    pub(super) fn take(&self) -> Vec<Finished> {
         std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -183,9 +188,20 @@ pub(super) struct Firing {
     /// Outputs that came here.
     pub(super) given: Vec<Option<Value>>,
     pub(super) done: bool,
+    /// How long the worker computed for it.
+    pub(super) computed: Option<Duration>,
     /// Whether the worker was told, in this epoch of its stage.
     pub(super) sent: bool,
     pub(super) desk: Arc<Desk>,
+}
+
+/// What a worker answers.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// It is done.
+    Settled,
+    Supported(Answers),
+    Measured(Measurement),
 }
 
 #[derive(Debug, Default)]
@@ -194,7 +210,11 @@ pub(super) struct State {
     pub(super) stages: HashMap<u64, StageState>,
     pub(super) firings: BTreeMap<u64, Firing>,
     /// Answers to what was asked of workers.
-    pub(super) tickets: HashMap<u64, Option<Result<()>>>,
+    pub(super) tickets: HashMap<u64, Option<Result<Reply>>>,
+    /// When what was sent to measure a link was answered.
+    pub(super) probes: HashMap<u64, Option<Instant>>,
+    /// What is known of links, by the names of both ends in order, or why it is not.
+    pub(super) links: BTreeMap<(String, String), Result<LinkFigures, String>>,
     pub(super) next: u64,
     pub(super) closed: bool,
     pub(super) losses: Vec<Loss>,
@@ -209,6 +229,13 @@ impl State {
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Keeps an answer, if somebody waits for it.
+    pub(super) fn answer(&mut self, ticket: u64, result: Result<Reply>) {
+        if let Some(place) = self.tickets.get_mut(&ticket) {
+            *place = Some(result);
+        }
     }
 
     /// The worker of a stage, and its link if it stands.

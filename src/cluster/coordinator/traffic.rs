@@ -1,15 +1,16 @@
 //! What goes over the links: firings to workers, results back.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade_actors::transport::{Accept, Frame, Incoming, LinkError};
 
 use super::StageTimes;
 use super::hub::{Hub, TIMES_KEPT, tell};
-use super::state::{Clock, Firing, Input, Phase, State};
+use super::state::{Clock, Firing, Input, Phase, Reply, State};
 use crate::cluster::message::{Feed, FiringKey, Form, Message, OutputKey, buffer_for};
 use crate::cluster::payload::Payload;
+use crate::cluster::question::{self, MAX_QUESTION_BYTES};
 use crate::device::Delivery;
 use crate::error::{Error, Result, err};
 use crate::graph::Fact;
@@ -43,6 +44,9 @@ impl Accept for Ear {
                     }
                     None => {}
                 }
+                buffer = buffer_for(&hub.pool, length).map_err(|e| malformed(e.to_string()))?;
+            }
+            Message::Supported { .. } if length <= MAX_QUESTION_BYTES => {
                 buffer = buffer_for(&hub.pool, length).map_err(|e| malformed(e.to_string()))?;
             }
             _ if length > 0 => {
@@ -100,6 +104,14 @@ impl Hub {
             return;
         }
         w.heard = now;
+        if let Message::Pong { token, .. } = message
+            && let Some(place) = state.probes.get_mut(&token)
+        {
+            place.get_or_insert(now);
+            drop(state);
+            return self.tell_all();
+        }
+        let Some(w) = state.workers.get_mut(worker) else { return };
         // Results and pings come by the thousand, and nobody waits for them here.
         let awaited = !matches!(
             message,
@@ -125,11 +137,11 @@ impl Hub {
                     }
                 }
             }
-            Message::Progress { stage, epoch, .. } => {
+            Message::Progress { stage, epoch, tensors, bytes } => {
                 if let Some(s) = state.stages.get_mut(&stage).filter(|s| s.epoch == epoch)
-                    && let Phase::Shipping { heard } = &mut s.phase
+                    && let Phase::Shipping { .. } = &s.phase
                 {
-                    *heard = now;
+                    s.phase = Phase::Shipping { heard: now, tensors, bytes };
                 }
             }
             Message::Ready { stage, epoch, took } => {
@@ -150,10 +162,19 @@ impl Hub {
                 }
             }
             Message::Settled { ticket, error } => {
-                let result = error.map_or(Ok(()), |e| Err(e.into_error(&w.name)));
-                if let Some(place) = state.tickets.get_mut(&ticket) {
-                    *place = Some(result);
-                }
+                let result = error.map_or(Ok(Reply::Settled), |e| Err(e.into_error(&w.name)));
+                state.answer(ticket, result);
+            }
+            Message::Supported { ticket, error } => {
+                let result = match error {
+                    Some(e) => Err(e.into_error(&w.name)),
+                    None => question::decode(payload.as_bytes()).map(Reply::Supported),
+                };
+                state.answer(ticket, result);
+            }
+            Message::Measured { ticket, link } => {
+                let result = link.map(Reply::Measured).map_err(|e| e.into_error(&w.name));
+                state.answer(ticket, result);
             }
             Message::Output { of, output, form } => {
                 self.given(&mut state, of, output, &form, payload);
@@ -237,6 +258,7 @@ impl Hub {
             state.duplicates += 1;
             return;
         }
+        firing.computed = Some(Duration::from_nanos(end_ns.saturating_sub(start_ns)));
         if let Some(s) = stages.get_mut(&of.stage) {
             s.firings += 1;
             s.fruitless = 0;
@@ -256,7 +278,7 @@ impl Hub {
         match self.outputs(of, firing, kept) {
             Ok((outputs, true)) => {
                 firing.done = true;
-                firing.desk.put(firing.number, Ok(outputs));
+                firing.desk.put(firing.number, Ok(outputs), firing.computed);
                 if let Some(s) = stages.get_mut(&of.stage) {
                     s.open = s.open.saturating_sub(1);
                 }
@@ -281,7 +303,7 @@ impl Hub {
             s.fruitless = 0;
             s.moved = Instant::now();
         }
-        firing.desk.put(firing.number, result);
+        firing.desk.put(firing.number, result, firing.computed);
         garbage.push(firing);
         self.release(state, of);
     }
@@ -358,7 +380,7 @@ impl Hub {
             Err(error) => {
                 if let Some(mut firing) = state.firings.remove(&number) {
                     firing.done = true;
-                    firing.desk.put(firing.number, Err(error));
+                    firing.desk.put(firing.number, Err(error), None);
                 }
             }
         }

@@ -13,7 +13,10 @@ use super::serving::{Shared, count};
 use super::session::Session;
 use super::store::{Admission, Held};
 use crate::cluster::MAX_SPEC_BYTES;
-use crate::cluster::message::{FiringKey, Form, Message, OutputKey, PROTOCOL, buffer_for};
+use crate::cluster::message::{
+    FiringKey, Form, MAX_PROBE_BYTES, Message, OutputKey, PROTOCOL, buffer_for,
+};
+use crate::cluster::question::MAX_QUESTION_BYTES;
 use crate::error::{Error, err};
 use crate::tensor::Buffer;
 
@@ -32,6 +35,10 @@ enum Role {
     Peer {
         session: Arc<Session>,
         from: String,
+    },
+    /// Another worker that measures the link.
+    Gauge {
+        session: Arc<Session>,
     },
     /// A coordinator that has closed its session.
     Over,
@@ -94,19 +101,34 @@ impl Inbound {
                 known.joined(&self.link).map_err(|e| refused(e.to_string()))?;
                 self.role = Role::Peer { session: known, from };
             }
-            _ => return Err(malformed("a link begins with `Open` or `Join`")),
+            Message::Gauge { protocol, session, .. } => {
+                self.check_protocol(protocol)?;
+                let known = self.worker.session(session).ok_or_else(|| {
+                    refused(format!("the worker `{}` has no such session", self.worker.name))
+                })?;
+                known.joined(&self.link).map_err(|e| refused(e.to_string()))?;
+                self.role = Role::Gauge { session: known };
+            }
+            _ => return Err(malformed("a link begins with `Open`, `Join` or `Gauge`")),
         }
         Ok(())
     }
 
     fn pong(&self, token: u64) -> Result<(), LinkError> {
-        let pong = Message::Pong { token, clock_ns: self.worker.clock_ns() };
-        let head = pong.encode().map_err(|e| malformed(&e.to_string()))?;
-        match self.link.send(Frame::head(head)) {
-            // Whoever does not read its answers gets no more of them.
-            Err(LinkError::Full { .. }) | Ok(()) => Ok(()),
-            Err(e) => Err(e),
+        pong(&self.worker, &self.link, token)
+    }
+
+    /// Bytes that mean nothing, and are answered when all of them were there.
+    fn probe(&self, token: u64, length: u64) -> Incomes {
+        if length > MAX_PROBE_BYTES {
+            return Err(malformed("a probe of too many bytes"));
         }
+        if length == 0 {
+            self.pong(token)?;
+            return Ok(Box::new(Nothing));
+        }
+        let (worker, link) = (Arc::clone(&self.worker), self.link.clone());
+        Ok(Box::new(Probe { worker, link, token }))
     }
 
     /// A message of a coordinator.
@@ -124,7 +146,24 @@ impl Inbound {
             Message::Input { of, port, form } => {
                 return Ok(self.input(session, generation, of, port, form, length));
             }
+            Message::Supports { ticket, device } => {
+                if length > MAX_QUESTION_BYTES {
+                    return Err(malformed("a question of too many bytes"));
+                }
+                let charge = match session.ledger.charge(length) {
+                    Ok(charge) => charge,
+                    Err(e) => {
+                        session.supported(ticket, Err(e));
+                        return Ok(Box::new(Unwanted));
+                    }
+                };
+                let bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+                let session = Arc::clone(session);
+                return Ok(Box::new(Asked { session, ticket, device, bytes, charge }));
+            }
+            Message::Probe { token } => return self.probe(token, length),
             _ if length > 0 => return Err(malformed("a payload behind a message without one")),
+            Message::Measure { ticket, to } => session.measure(ticket, to),
             Message::Expect { ticket, stage, epoch, output, fact } => {
                 session.expect(ticket, stage, epoch, output, fact);
             }
@@ -279,6 +318,15 @@ impl Accept for Inbound {
                 }
                 _ => Err(malformed(&format!("not a message of a worker (`{from}`)"))),
             },
+            Role::Gauge { session } => match message {
+                _ if session.is_ended() => Err(refused("the session is over")),
+                Message::Ping { token } if length == 0 => {
+                    self.pong(token)?;
+                    Ok(Box::new(Nothing))
+                }
+                Message::Probe { token } => self.probe(token, length),
+                _ => Err(malformed("the link is there to be measured")),
+            },
         }
     }
 
@@ -286,8 +334,63 @@ impl Accept for Inbound {
         match &self.role {
             Role::Stranger => self.worker.introduced(self.stranger),
             Role::Coordinator { session, generation } => session.detached(*generation),
-            Role::Peer { .. } | Role::Over => {}
+            Role::Peer { .. } | Role::Gauge { .. } | Role::Over => {}
         }
+    }
+}
+
+/// Answers a ping, or a probe.
+fn pong(worker: &Shared, link: &Link, token: u64) -> Result<(), LinkError> {
+    let pong = Message::Pong { token, clock_ns: worker.clock_ns() };
+    let head = pong.encode().map_err(|e| malformed(&e.to_string()))?;
+    match link.send(Frame::head(head)) {
+        // Whoever does not read its answers gets no more of them.
+        Err(LinkError::Full { .. }) | Ok(()) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// The bytes of a probe, which pass by.
+#[derive(Debug)]
+struct Probe {
+    worker: Arc<Shared>,
+    link: Link,
+    token: u64,
+}
+
+impl Incoming for Probe {
+    fn is_wanted(&self) -> bool {
+        false
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>) {
+        // A link that has ended says so by itself.
+        let _ = pong(&self.worker, &self.link, self.token);
+    }
+}
+
+/// A question about nodes on its way.
+#[derive(Debug)]
+struct Asked {
+    session: Arc<Session>,
+    ticket: u64,
+    device: String,
+    bytes: Vec<u8>,
+    charge: Charge,
+}
+
+impl Incoming for Asked {
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>) {
+        let Self { session, ticket, device, bytes, charge } = *self;
+        session.supports(ticket, device, bytes, charge);
     }
 }
 

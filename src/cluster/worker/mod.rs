@@ -13,7 +13,9 @@
 //!   repeated does nothing but repeat its answer.
 //! - **Memory is charged before it is taken**, to the stage, its session and the worker.
 
+mod aside;
 mod datapath;
+mod gauge;
 mod inbound;
 mod lanes;
 mod outlet;
@@ -37,9 +39,12 @@ pub use rank::WorkerStage;
 pub use serving::{Serving, WorkerStats};
 
 use super::message::Offer;
+use super::question::{self, Answer, Answers, Question};
 use crate::device::{Device, DeviceId, DeviceInfo};
 use crate::error::{Error, Result, bail, err};
+use crate::graph::{Fact, Node};
 use crate::import::WeightCache;
+use crate::pipeline::caught;
 use crate::registry::Registry;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,7 +130,7 @@ impl Worker {
     }
 
     /// The most bytes that one session may hold: weights, and tensors that wait or are kept. At first
-    /// all the memory of the machine.
+    /// all the memory of the machine. None at all is refused by [`serve`](Self::serve).
     pub fn quota(mut self, bytes: u64) -> Self {
         self.quota = Some(bytes);
         self
@@ -148,9 +153,16 @@ impl Worker {
     /// are dialled through the same transport.
     ///
     /// # Errors
-    /// If a device that was named cannot be used here, or the address cannot be listened at.
+    /// If a device that was named cannot be used here, the quota is 0, or the address cannot be
+    /// listened at.
     #[allow(clippy::needless_pass_by_value)] // callers have a handle for it alone
     pub fn serve(self, transport: Arc<dyn Transport>, address: &str) -> Result<Serving> {
+        if self.quota == Some(0) {
+            return Err(err!(Usage, "a session that may hold 0 bytes takes no stage").with_help(
+                "give what the weights and tensors of one coordinator may take, such as 8G, or no quota \
+                 for all the memory of the machine",
+            ));
+        }
         let offered = Offered::new(&self)?;
         Serving::start(self, offered, &transport, address)
     }
@@ -209,6 +221,21 @@ impl Offered {
             software: info.software,
         };
         self.devices.iter().map(offer).collect()
+    }
+
+    /// Whether the device of a directive runs each node of a question.
+    fn answers(&self, directive: &str, question: &[u8], registry: &Registry) -> Result<Answers> {
+        let asked: Question = question::decode(question)?;
+        if self.datapath.is_some() {
+            // It computes none of the nodes: whether it stands for them is seen at the whole stage.
+            return Ok(vec![Answer::Yes; asked.len()]);
+        }
+        let device = self.resolve(directive, registry)?;
+        let nodes: Vec<(&Node, Vec<Option<Fact>>)> =
+            asked.iter().map(|(node, facts)| (node, facts.clone())).collect();
+        let ask = || Ok(device.supports_all(&nodes));
+        let answers = caught(device.id(), "asking what the device supports", ask)?;
+        Ok(answers.into_iter().map(Answer::from).collect())
     }
 
     /// The device for a directive: a name, or `auto` for the one that is best worth using.

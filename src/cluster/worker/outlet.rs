@@ -1,7 +1,7 @@
 //! The way out to one peer: a link that may break and come back, and what its queue had no room for.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use brigade_actors::transport::{Bytes, Frame, Link, LinkError};
 
@@ -15,7 +15,16 @@ const MAX_WAITING: usize = 1 << 14;
 #[derive(Clone, Debug)]
 pub(super) struct Parcel {
     pub(super) head: Vec<u8>,
-    pub(super) payload: Option<Held>,
+    pub(super) payload: Option<Cargo>,
+}
+
+/// What a parcel has beside its head.
+#[derive(Clone, Debug)]
+pub(super) enum Cargo {
+    /// A value, as it lies.
+    Held(Held),
+    /// Bytes that were made for it.
+    Bytes(Arc<Vec<u8>>),
 }
 
 /// What became of a parcel.
@@ -41,7 +50,8 @@ impl Bytes for Payload {
 impl Parcel {
     fn frame(&self) -> Frame {
         match &self.payload {
-            Some(held) => Frame::new(self.head.clone(), Payload(held.clone())),
+            Some(Cargo::Held(held)) => Frame::new(self.head.clone(), Payload(held.clone())),
+            Some(Cargo::Bytes(bytes)) => Frame::new(self.head.clone(), Arc::clone(bytes)),
             None => Frame::head(self.head.clone()),
         }
     }

@@ -11,7 +11,7 @@ use brigade_actors::transport::{Accept, Incoming, LinkError};
 
 use super::inbound::Nothing;
 use super::lock;
-use super::outlet::{Outlet, Parcel, Sent};
+use super::outlet::{Cargo, Outlet, Parcel, Sent};
 use super::serving::count;
 use super::session::Session;
 use super::store::Held;
@@ -169,7 +169,7 @@ impl Peer {
         let Ok(head) = (Message::Tensor { what, epoch, form: held.form.clone() }).encode() else {
             return;
         };
-        match self.out.send(Parcel { head, payload: Some(held.clone()) }) {
+        match self.out.send(Parcel { head, payload: Some(Cargo::Held(held.clone())) }) {
             Sent::Left => count(&session.worker.counters.to_peers),
             Sent::Waits => {
                 count(&session.worker.counters.to_peers);

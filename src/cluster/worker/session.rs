@@ -11,7 +11,7 @@ use brigade_actors::transport::Link;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 
 use super::lock;
-use super::outlet::{Outlet, Parcel, Sent};
+use super::outlet::{Cargo, Outlet, Parcel, Sent};
 use super::peers::{Peer, Ticket};
 use super::quota::{Charge, Ledger};
 use super::serving::{Shared, count};
@@ -62,7 +62,7 @@ struct Attached {
 pub(super) struct Session {
     pub(super) id: SessionId,
     /// What the coordinator calls this worker.
-    name: String,
+    pub(super) name: String,
     /// The name in the certificate of the coordinator.
     pub(super) owner: Option<String>,
     pub(super) worker: Arc<Shared>,
@@ -77,6 +77,8 @@ pub(super) struct Session {
     out: Outlet,
     attached: Mutex<Attached>,
     ended: AtomicBool,
+    /// Threads that answer questions.
+    pub(super) asides: AtomicU64,
 }
 
 impl fmt::Debug for Session {
@@ -111,6 +113,7 @@ impl Session {
             out: Outlet::default(),
             attached: Mutex::new(Attached { generation: 0, lease: Duration::ZERO, expires: None }),
             ended: AtomicBool::new(false),
+            asides: AtomicU64::new(0),
         })
     }
 
@@ -205,7 +208,7 @@ impl Session {
         }
     }
 
-    fn send_parcel(&self, parcel: Parcel) {
+    pub(super) fn send_parcel(&self, parcel: Parcel) {
         if self.out.send(parcel) == Sent::Waits {
             self.worker.wake();
         }
@@ -414,7 +417,7 @@ impl Session {
 
     fn give(&self, of: FiringKey, output: u32, held: Held) {
         match (Message::Output { of, output, form: held.form.clone() }).encode() {
-            Ok(head) => self.send_parcel(Parcel { head, payload: Some(held) }),
+            Ok(head) => self.send_parcel(Parcel { head, payload: Some(Cargo::Held(held)) }),
             Err(e) => self.failed(of, (&e).into()),
         }
     }

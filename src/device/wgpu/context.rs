@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use super::shader::Shader;
 use crate::error::{Error, Result, err};
+use crate::gpu::Kernel;
 use crate::tensor::QueueId;
 
 /// A compiled kernel.
@@ -81,7 +81,8 @@ pub(super) struct Context {
     pub(super) binding_limit: u64,
     faults: Arc<Faults>,
     duties: Arc<Duties>,
-    pipelines: Mutex<HashMap<Shader, Arc<Pipeline>>>,
+    /// By the kernels' text.
+    pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
 }
 
 impl fmt::Debug for Context {
@@ -316,13 +317,14 @@ impl Context {
     ///
     /// # Errors
     /// If the driver refuses it.
-    pub(super) fn pipeline(&self, shader: &Shader) -> Result<Arc<Pipeline>> {
+    pub(super) fn pipeline(&self, kernel: &Kernel) -> Result<Arc<Pipeline>> {
+        let text = kernel.wgsl();
         let mut pipelines = lock(&self.pipelines);
-        if let Some(done) = pipelines.get(shader) {
+        if let Some(done) = pipelines.get(&text) {
             return Ok(Arc::clone(done));
         }
-        let label = Some(shader.label.as_str());
-        let what = format!("compiling kernel `{}`", shader.label);
+        let label = Some(kernel.name.as_str());
+        let what = format!("compiling kernel `{}`", kernel.name);
         let made = self.scoped(&what, || {
             let entry = |binding: usize, ty| wgpu::BindGroupLayoutEntry {
                 binding: u32::try_from(binding).unwrap_or(u32::MAX),
@@ -335,8 +337,9 @@ impl Context {
                 count: None,
             };
             let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform)];
-            for i in 0..=shader.inputs {
-                let read_only = i < shader.inputs;
+            let reads = kernel.inputs.len();
+            for i in 0..=reads {
+                let read_only = i < reads;
                 entries.push(entry(i + 1, wgpu::BufferBindingType::Storage { read_only }));
             }
             let descriptor = wgpu::BindGroupLayoutDescriptor { label, entries: &entries };
@@ -347,7 +350,7 @@ impl Context {
                 immediate_size: 0,
             };
             let whole = self.device.create_pipeline_layout(&descriptor);
-            let source = wgpu::ShaderSource::Wgsl(shader.source.as_str().into());
+            let source = wgpu::ShaderSource::Wgsl(text.as_str().into());
             let module =
                 self.device.create_shader_module(wgpu::ShaderModuleDescriptor { label, source });
             let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
@@ -361,7 +364,7 @@ impl Context {
             Pipeline { pipeline, layout }
         })?;
         let made = Arc::new(made);
-        pipelines.insert(shader.clone(), Arc::clone(&made));
+        pipelines.insert(text, Arc::clone(&made));
         Ok(made)
     }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::context::{Context, LEAST};
-use super::lower::{Operand, OutputPlace};
 use super::segment::{Ready, UNIFORM_STEP, WgpuSegment};
 use crate::device::{Delivery, Instance, InstanceOptions, Submitted, run_submitted};
 use crate::error::{Result, bail, err};
-use crate::tensor::{BufferPool, DType, Event, Resident, Shape, Signal, Tensor, Value};
+use crate::gpu::{Operand, OutputPlace, narrowed, widened};
+use crate::tensor::{BufferPool, Event, Resident, Shape, Signal, Tensor, Value};
 
 /// Items that an instance has under way: one computes, one is uploaded, one is read back.
 const SLOTS: usize = 3;
@@ -100,7 +100,7 @@ impl Drop for WgpuInstance {
     }
 }
 
-/// Bytes of a tensor of f32.
+/// Bytes of a tensor on the device: four for each element.
 fn bytes_of(shape: &Shape) -> u64 {
     shape.elements() as u64 * 4
 }
@@ -142,11 +142,11 @@ impl State {
             ready,
         };
         let lowered = &bench.ready.lowered;
-        for buffer in &lowered.inputs {
-            bench.upload_bytes += lowered.buffers[*buffer];
+        for place in &lowered.inputs {
+            bench.upload_bytes += lowered.buffers[place.buffer];
         }
         for (i, output) in lowered.outputs.iter().enumerate() {
-            let OutputPlace::Buffer { buffer, shape } = output else {
+            let OutputPlace::Buffer { buffer, shape, .. } = output else {
                 bench.read_offsets.push(None);
                 continue;
             };
@@ -229,7 +229,7 @@ fn new_slot(context: &Context, bench: &Bench) -> Slot {
             })
             .collect();
         bindings.push(context.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(&launch.shader.label),
+            label: Some(&launch.kernel.name),
             layout: &pipeline.layout,
             entries: &entries,
         }));
@@ -265,9 +265,9 @@ impl Bench {
             ),
             None => None,
         };
-        for (buffer, input) in lowered.inputs.iter().zip(&ready.fed) {
-            let bytes = lowered.buffers[*buffer];
-            let target = &slot.buffers[*buffer].buffer;
+        for (place, input) in lowered.inputs.iter().zip(&ready.fed) {
+            let bytes = lowered.buffers[place.buffer];
+            let target = &slot.buffers[place.buffer].buffer;
             match &inputs[*input] {
                 _ if bytes == 0 => {}
                 Value::Resident(r) => {
@@ -277,12 +277,12 @@ impl Bench {
                     encoder.copy_buffer_to_buffer(&memory.buffer, 0, target, 0, bytes);
                 }
                 host => {
-                    let data = host.tensor()?.as_bytes();
+                    let data = narrowed(host.tensor()?, place.range, &ready.names[*input])?;
                     let (Some(view), Some(upload)) = (&mut view, &slot.upload) else {
                         bail!(Internal, "no room for an input");
                     };
                     let from = usize::try_from(offset).unwrap_or(usize::MAX);
-                    view.slice(from..from + data.len()).copy_from_slice(data);
+                    view.slice(from..from + data.len()).copy_from_slice(&data);
                     encoder.copy_buffer_to_buffer(upload, offset, target, 0, bytes);
                     offset += bytes;
                 }
@@ -306,7 +306,7 @@ impl Bench {
         let mut residents = Vec::with_capacity(lowered.outputs.len());
         let mut signals: Vec<Signal> = Vec::new();
         for (i, (output, read)) in lowered.outputs.iter().zip(read_offsets).enumerate() {
-            let OutputPlace::Buffer { buffer, shape } = output else {
+            let OutputPlace::Buffer { buffer, dtype, shape } = output else {
                 residents.push(None);
                 continue;
             };
@@ -326,7 +326,7 @@ impl Bench {
                 let (signal, event) = Event::pair();
                 signals.push(signal);
                 let (name, memory) = (Arc::clone(&context.name), Arc::clone(memory));
-                Resident::new(name, context.order, DType::F32, shape.clone(), memory, event)
+                Resident::new(name, context.order, *dtype, shape.clone(), memory, event)
             }));
         }
         let flags = Arc::new(Flags::default());
@@ -384,12 +384,12 @@ impl Bench {
         for ((output, read), resident) in places.zip(&mut residents) {
             let host = match (output, read) {
                 (OutputPlace::Constant(tensor), _) => Some(tensor.clone()),
-                (OutputPlace::Buffer { shape, .. }, Some(offset)) => {
-                    let mut tensor = Tensor::from_pool(pool, DType::F32, shape.clone())?;
+                (OutputPlace::Buffer { shape, dtype, .. }, Some(offset)) => {
+                    let mut tensor = Tensor::from_pool(pool, *dtype, shape.clone())?;
                     if let Some(view) = &view {
                         let from = usize::try_from(*offset).unwrap_or(usize::MAX);
-                        let bytes = tensor.as_mut_bytes()?;
-                        bytes.copy_from_slice(&view[from..from + bytes.len()]);
+                        let bytes = usize::try_from(bytes_of(shape)).unwrap_or(usize::MAX);
+                        widened(&view[from..from + bytes], *dtype, tensor.as_mut_bytes()?)?;
                     }
                     Some(tensor)
                 }

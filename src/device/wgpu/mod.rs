@@ -1,18 +1,14 @@
 //! GPUs through wgpu: Vulkan, Metal, Direct3D 12.
 //!
-//! A thin device: products of matrices, convolution, element-wise operators, pooling and copies, in
-//! f32; everything else is refused with its reason and falls back. Kernels are WGSL of our own
-//! (`shader.rs`); a segment becomes launches over buffers for the extents that it meets
-//! (`lower.rs`); an instance has slots of buffers with bindings made beforehand and submits once an
+//! What there are kernels for is the table of [`gpu`](crate::gpu); everything else is refused with its
+//! reason and falls back. A segment becomes launches over buffers for the extents that it meets
+//! (`segment.rs`); an instance has slots of buffers with bindings made beforehand and submits once an
 //! item (`instance.rs`). One thread an adapter waits for completions and does nothing but wake
 //! actors (`context.rs`). NaN and infinities are kept as far as the driver keeps them.
 
 mod context;
 mod instance;
-mod lower;
 mod segment;
-mod shader;
-mod support;
 
 use std::sync::{Arc, OnceLock};
 
@@ -88,7 +84,11 @@ impl Device for WgpuDevice {
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
         match self.context() {
-            Ok(context) => support::supports(node, facts, context.binding_limit),
+            Ok(context) => match crate::gpu::supports(node, facts, context.binding_limit) {
+                Ok(None) => Support::Yes,
+                Ok(Some(why)) => Support::Narrowed(why),
+                Err(why) => Support::No(why),
+            },
             Err(why) => Support::No(why.reason),
         }
     }

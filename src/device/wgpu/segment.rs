@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use super::context::{Context, Pipeline, lock};
 use super::instance::WgpuInstance;
-use super::lower::{Lowered, Operand};
 use crate::device::{CompiledSegment, Instance, InstanceOptions};
 use crate::error::{Result, bail};
+use crate::gpu::{
+    Lowered, LoweringOptions, Operand, Tiling, device_scalar, extent_inputs, narrowed,
+};
 use crate::graph::{Dim, Fact, Graph, ValueId};
 use crate::ops::{OpRegistry, infer_graph};
 use crate::tensor::{DType, Shape, Tensor, Value};
@@ -15,8 +17,8 @@ use crate::tensor::{DType, Shape, Tensor, Value};
 /// What launches depend on, of one input.
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
-    /// The extents of numbers that kernels read.
-    Extents(Shape),
+    /// The dtype and extents of elements that kernels read.
+    Extents(DType, Shape),
     /// Whole numbers that extents follow from.
     Whole(Tensor),
 }
@@ -27,6 +29,8 @@ pub(super) struct Ready {
     key: Vec<Part>,
     /// The inputs that are uploaded, as places among the segment's; the others only decide extents.
     pub(super) fed: Vec<usize>,
+    /// The names of all inputs of the segment.
+    pub(super) names: Vec<String>,
     pub(super) lowered: Lowered,
     pub(super) pipelines: Vec<Arc<Pipeline>>,
     /// The words of all launches, each on a boundary of [`UNIFORM_STEP`] bytes.
@@ -51,8 +55,8 @@ impl Ready {
     pub(super) fn is_for(&self, inputs: &[Value]) -> bool {
         self.key.len() == inputs.len()
             && self.key.iter().zip(inputs).all(|(part, value)| match part {
-                Part::Extents(shape) => {
-                    value.dtype() == Some(DType::F32) && value.shape() == Some(shape)
+                Part::Extents(dtype, shape) => {
+                    value.dtype() == Some(*dtype) && value.shape() == Some(shape)
                 }
                 Part::Whole(tensor) => value.tensor().is_ok_and(|t| t == tensor),
             })
@@ -65,6 +69,8 @@ pub(super) struct WgpuSegment {
     pub(super) context: Arc<Context>,
     graph: Graph,
     ops: OpRegistry,
+    /// For each input whether its numbers decide extents.
+    decides: Vec<bool>,
     constants: Mutex<HashMap<ValueId, wgpu::Buffer>>,
     ready: Mutex<Vec<Arc<Ready>>>,
 }
@@ -74,15 +80,16 @@ impl WgpuSegment {
     /// If a constant is too large or cannot be uploaded, or, where all extents are known, a node
     /// cannot be lowered.
     pub(super) fn new(context: Arc<Context>, graph: Graph, ops: OpRegistry) -> Result<Self> {
-        let segment =
-            Self { context, graph, ops, constants: Mutex::default(), ready: Mutex::default() };
-        let zeros = |v: &ValueId| -> Option<Value> {
+        let decides = extent_inputs(&graph);
+        let (constants, ready) = (Mutex::default(), Mutex::default());
+        let segment = Self { context, graph, ops, decides, constants, ready };
+        let zeros = |(v, decides): (&ValueId, &bool)| -> Option<Value> {
             let fact = &segment.graph.value(*v).fact;
-            let known = fact.dtype == Some(DType::F32);
-            let shape = fact.concrete_shape().filter(|_| known)?;
-            Some(Tensor::zeros(DType::F32, shape).ok()?.into())
+            let shape = fact.concrete_shape().filter(|_| !decides)?;
+            Some(Tensor::zeros(fact.dtype?, shape).ok()?.into())
         };
-        let inputs: Option<Vec<Value>> = segment.graph.inputs().iter().map(zeros).collect();
+        let inputs = segment.graph.inputs().iter().zip(&segment.decides);
+        let inputs: Option<Vec<Value>> = inputs.map(zeros).collect();
         if let Some(inputs) = inputs {
             segment.ready_for(&inputs)?;
         }
@@ -116,24 +123,28 @@ impl WgpuSegment {
         }
         let (mut key, mut fed) = (Vec::new(), Vec::new());
         for (i, (name, value)) in names.iter().zip(inputs).enumerate() {
-            match (value.dtype(), value.shape()) {
-                (Some(DType::F32), Some(shape)) => {
-                    let Some(v) = graph.find(name) else { bail!(Internal, "no value `{name}`") };
-                    let dims = shape.iter().map(|n| Dim::of(*n));
-                    graph.value_mut(v).fact = Fact::new(DType::F32, dims);
-                    key.push(Part::Extents(shape.clone()));
-                    fed.push(i);
-                }
-                (Some(DType::I64 | DType::I32), Some(_)) => {
-                    let tensor = value.tensor()?.clone();
-                    graph.bind_input(name, tensor.clone())?;
-                    key.push(Part::Whole(tensor));
-                }
-                _ => bail!(Unsupported, "input `{name}` is {}", value.describe()),
+            let (Some(dtype), Some(shape)) = (value.dtype(), value.shape()) else {
+                bail!(Unsupported, "input `{name}` is {}", value.describe())
+            };
+            if self.decides[i] {
+                let tensor = value.tensor()?.clone();
+                graph.bind_input(name, tensor.clone())?;
+                key.push(Part::Whole(tensor));
+            } else if device_scalar(dtype).is_some() {
+                let Some(v) = graph.find(name) else { bail!(Internal, "no value `{name}`") };
+                graph.value_mut(v).fact = Fact::new(dtype, shape.iter().map(|n| Dim::of(*n)));
+                key.push(Part::Extents(dtype, shape.clone()));
+                fed.push(i);
+            } else {
+                bail!(Unsupported, "input `{name}` is {}", value.describe())
             }
         }
-        infer_graph(&mut graph, &self.ops)?;
-        let lowered = Lowered::new(&graph)?;
+        let known = infer_graph(&mut graph, &self.ops)?;
+        let tiling = match self.context.is_software() {
+            true => Tiling::Registers,
+            false => Tiling::Groups,
+        };
+        let lowered = Lowered::new(&graph, &known, LoweringOptions { tiling, fuse: true })?;
         let limit = self.context.binding_limit;
         if let Some(bytes) = lowered.buffers.iter().find(|b| **b > limit) {
             let name = &self.context.name;
@@ -143,17 +154,17 @@ impl WgpuSegment {
         let mut words = vec![0_u8; lowered.launches.len() * UNIFORM_STEP];
         let mut constants = HashMap::new();
         for (i, launch) in lowered.launches.iter().enumerate() {
-            pipelines.push(self.context.pipeline(&launch.shader)?);
+            pipelines.push(self.context.pipeline(&launch.kernel)?);
             let bytes: &[u8] = bytemuck::cast_slice(&launch.words);
-            if bytes.len() != launch.shader.words4 * 16 || bytes.len() > UNIFORM_STEP {
-                bail!(Internal, "{} words for kernel `{}`", bytes.len() / 4, launch.shader.label);
+            if bytes.len() != launch.kernel.words4 * 16 || bytes.len() > UNIFORM_STEP {
+                bail!(Internal, "{} words for kernel `{}`", bytes.len() / 4, launch.kernel.name);
             }
             words[i * UNIFORM_STEP..][..bytes.len()].copy_from_slice(bytes);
             for read in &launch.reads {
                 if let Operand::Constant(v) = read
                     && !constants.contains_key(v)
                 {
-                    constants.insert(*v, self.constant(&graph, *v)?);
+                    constants.insert(*v, self.constant(&graph, &lowered, *v)?);
                 }
             }
         }
@@ -161,26 +172,32 @@ impl WgpuSegment {
             true => None,
             false => Some(self.context.filled("extents", &words, wgpu::BufferUsages::UNIFORM)?),
         };
-        Ok(Ready { key, fed, lowered, pipelines, uniforms, constants })
+        Ok(Ready { key, fed, names, lowered, pipelines, uniforms, constants })
     }
 
-    /// A constant on the device, uploaded once.
-    fn constant(&self, graph: &Graph, v: ValueId) -> Result<wgpu::Buffer> {
-        let info = graph.value(v);
+    /// A constant on the device; the graph's own are uploaded once.
+    fn constant(&self, graph: &Graph, lowered: &Lowered, v: ValueId) -> Result<wgpu::Buffer> {
+        let name = graph.values().get(v.index()).map_or("a table", |info| info.name.as_str());
+        let upload = |tensor: &Tensor| -> Result<wgpu::Buffer> {
+            let bytes = narrowed(tensor, None, name)?;
+            let limit = self.context.binding_limit;
+            if bytes.len() as u64 > limit {
+                let (device, bytes) = (&self.context.name, bytes.len());
+                bail!(Limit, "constant `{name}` has {bytes} bytes; {device} binds {limit}");
+            }
+            let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
+            self.context.filled(name, &bytes, usage)
+        };
+        if let Some(tensor) = lowered.constant(v) {
+            return upload(tensor);
+        }
         let mut uploaded = lock(&self.constants);
         if let Some(done) = uploaded.get(&v) {
             return Ok(done.clone());
         }
-        let Some(tensor) = info.constant.as_ref().filter(|t| t.dtype() == DType::F32) else {
-            bail!(Unsupported, "constant `{}` is not f32", info.name);
-        };
-        let limit = self.context.binding_limit;
-        if tensor.bytes() as u64 > limit {
-            let (name, bytes) = (&self.context.name, tensor.bytes());
-            bail!(Limit, "constant `{}` has {bytes} bytes; {name} binds {limit}", info.name);
-        }
-        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
-        let buffer = self.context.filled(&info.name, tensor.as_bytes(), usage)?;
+        let own = self.graph.values().get(v.index()).and_then(|info| info.constant.as_ref());
+        let Some(tensor) = own else { bail!(Internal, "`{name}` is not a constant") };
+        let buffer = upload(tensor)?;
         uploaded.insert(v, buffer.clone());
         Ok(buffer)
     }

@@ -55,20 +55,35 @@ impl Roots {
             // What is not there is told only of places that may be read.
             None if self.allowed.is_empty() || self.admits(&place) => {
                 let error = first.canonicalize().err();
-                let told = err!(Io, "`{}` cannot be opened", first.display());
+                let mut told = err!(Io, "`{}` cannot be opened", first.display());
+                if !self.allowed.is_empty() && self.base.is_none() {
+                    told = told.with_help(format!(
+                        "`{}` is looked for below {}: bring the file there, or name the folder that \
+                         has it, too (--weights-root)",
+                        path.display(),
+                        self.names()
+                    ));
+                }
                 Err(error.into_iter().fold(told, |told, e| told.with_source(e)))
             }
-            _ => {
-                let roots: Vec<String> =
-                    self.allowed.iter().map(|r| format!("`{}`", r.display())).collect();
-                Err(err!(
-                    Usage,
-                    "`{}` does not lie below the weight roots, links and `..` resolved",
-                    path.display()
-                )
-                .with_help(format!("weights are read below {} only", roots.join(", "))))
-            }
+            _ => Err(err!(
+                Usage,
+                "`{}` does not lie below the weight roots, links and `..` resolved",
+                path.display()
+            )
+            .with_help(format!(
+                "weights are read below {} only: bring the file there, or name its folder, too \
+                     (--weights-root)",
+                self.names()
+            ))),
         }
+    }
+
+    /// The roots, for people.
+    fn names(&self) -> String {
+        let roots: Vec<String> =
+            self.allowed.iter().map(|r| format!("`{}`", r.display())).collect();
+        roots.join(", ")
     }
 
     fn admits(&self, real: &Path) -> bool {
@@ -130,7 +145,13 @@ mod tests {
         refused(&outside.join("nothing"));
         refused(Path::new("../nothing"));
         refused(Path::new("/etc/passwd"));
-        assert_eq!(roots.resolve(Path::new("gone")).unwrap_err().kind(), ErrorKind::Io);
+        let gone = roots.resolve(Path::new("gone")).unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::Io);
+        let help = gone.help().unwrap();
+        assert!(
+            help.contains("`gone` is looked for below") && help.contains("--weights-root"),
+            "{help}"
+        );
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(outside.join("secret"), inside.join("link")).unwrap();

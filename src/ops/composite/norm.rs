@@ -55,6 +55,11 @@ pub(in crate::ops) static SIMPLIFIED_LAYER_NORMALIZATION: OpDef = OpDef {
     prepare: |p| prepare(p, rms_with_deviation),
     cases: || {
         vec![
+            Case::new("SimplifiedLayerNormalization", 1, "without the deviation")
+                .input(filled(&[1, 2], &[3.0_f32, 4.0]))
+                .input(filled(&[2], &[1.0_f32, 2.0]))
+                .output(filled(&[1, 2], &[0.848_528_f32, 2.262_741_6]))
+                .close(1e-5, 1e-5),
             Case::new("SimplifiedLayerNormalization", 1, "with the deviation")
                 .input(filled(&[1, 2], &[3.0_f32, 4.0]))
                 .input(filled(&[2], &[1.0_f32, 1.0]))

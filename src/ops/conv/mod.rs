@@ -8,6 +8,7 @@ mod transpose;
 pub(super) use direct::{CONV, FUSED_CONV, fused_batch};
 pub(super) use integer::CONV_INTEGER;
 pub(super) use transpose::CONV_TRANSPOSE;
+pub(crate) use transpose::transposed_axes;
 
 use super::cost::{Cost, CostQuery};
 use super::{AttributeDef, AttributeKind, Infer};

@@ -129,6 +129,18 @@ impl Attributes {
     }
 }
 
+/// The axes of a transposed convolution of a node over an input of these spatial extents.
+///
+/// # Errors
+/// If attributes and extents do not go together.
+pub(crate) fn transposed_axes(
+    node: &crate::graph::Node,
+    size: &[usize],
+    kernel: &[usize],
+) -> Result<Few<Axis>> {
+    Attributes::read(node)?.resolve(size, kernel)
+}
+
 fn infer(i: &mut Infer<'_>) -> Result<()> {
     let attributes = Attributes::read(i.node)?;
     let dtype = i.dtype(0).or(i.dtype(1));

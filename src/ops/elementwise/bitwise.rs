@@ -140,6 +140,9 @@ pub(in crate::ops) static BITWISE_NOT: OpDef = OpDef {
             Case::new("BitwiseNot", 18, "u16")
                 .input(filled(&[2, 1], &[0_u16, 0x00FF]))
                 .output(filled(&[2, 1], &[0xFFFF_u16, 0xFF00])),
+            Case::new("BitwiseNot", 18, "i32")
+                .input(filled(&[2], &[0_i32, i32::MIN]))
+                .output(filled(&[2], &[-1_i32, i32::MAX])),
         ]
     },
 };
@@ -184,6 +187,11 @@ pub(in crate::ops) static BIT_SHIFT: OpDef = OpDef {
                 .input(filled(&[3], &[16_u8, 129, 1]))
         };
         vec![
+            Case::new("BitShift", 11, "u32, out of the word")
+                .attr("direction", "LEFT")
+                .input(filled(&[3], &[3_u32, 1, 0x8000_0001]))
+                .input(filled(&[3], &[30_u32, 32, 1]))
+                .output(filled(&[3], &[0xC000_0000_u32, 0, 2])),
             new("LEFT", "left")
                 .input(filled(&[3], &[1_u8, 1, 9]))
                 .output(filled(&[3], &[32_u8, 2, 0])),

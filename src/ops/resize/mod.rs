@@ -10,7 +10,7 @@ use sample::Weighted;
 use super::batch::{BatchFlow, BatchQuery};
 use super::cost::{Cost, CostQuery};
 use super::def::types::{ALL, FLOATS, I64S};
-use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, Threads};
+use super::{AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Threads};
 use crate::error::{Result, bail, err};
 use crate::graph::{Dim, Node};
 use crate::tensor::{DType, Tensor, cast, element_count, for_dtypes, normalise_axis};
@@ -42,7 +42,7 @@ pub(super) static RESIZE: OpDef = OpDef {
     infer,
     batch,
     cost,
-    prepare: |p| Ok(Box::new(Resize::new(p)?)),
+    prepare: |p| Ok(Box::new(Resize::new(p.node)?)),
     cases: cases::resize,
 };
 
@@ -62,7 +62,7 @@ pub(super) static UPSAMPLE: OpDef = OpDef {
     infer,
     batch,
     cost,
-    prepare: |p| Ok(Box::new(Resize::new(p)?)),
+    prepare: |p| Ok(Box::new(Resize::new(p.node)?)),
     cases: cases::upsample,
 };
 
@@ -316,8 +316,7 @@ struct Resize {
 }
 
 impl Resize {
-    fn new(p: &Prepare<'_>) -> Result<Self> {
-        let node = p.node;
+    fn new(node: &Node) -> Result<Self> {
         let old = node.op == "Upsample" || node.version < 11;
         let nearest = if old { Nearest::Outwards } else { Nearest::read(node)? };
         let mode = match node.string("mode")?.unwrap_or("nearest") {
@@ -347,15 +346,24 @@ impl Resize {
 
     /// The axes that change, for this run.
     fn stretches(&self, io: &Io<'_>, x: &Tensor) -> Result<Vec<Stretch>> {
+        self.changes(x.shape(), |port| io.optional(port))
+    }
+
+    /// The axes of an input of this shape that change, where `given` has the other inputs.
+    fn changes<'a>(
+        &self,
+        shape: &[usize],
+        given: impl Fn(usize) -> Result<Option<&'a Tensor>>,
+    ) -> Result<Vec<Stretch>> {
         let axes: Vec<usize> = match &self.axes {
             Some(axes) => {
-                axes.iter().map(|a| normalise_axis(*a, x.rank())).collect::<Result<_>>()?
+                axes.iter().map(|a| normalise_axis(*a, shape.len())).collect::<Result<_>>()?
             }
-            None => (0..x.rank()).collect(),
+            None => (0..shape.len()).collect(),
         };
         let given = |port: Option<usize>| -> Result<Option<&Tensor>> {
             Ok(match port {
-                Some(p) => io.optional(p)?.filter(|t| !t.is_empty()),
+                Some(p) => given(p)?.filter(|t| !t.is_empty()),
                 None => None,
             })
         };
@@ -368,14 +376,7 @@ impl Resize {
         if scales.is_some() && sizes.is_some() {
             bail!(Shape, "both `scales` and `sizes` are given");
         }
-        stretches(
-            x.shape(),
-            &axes,
-            scales.as_deref(),
-            sizes.as_deref(),
-            roi.as_deref(),
-            self.policy,
-        )
+        stretches(shape, &axes, scales.as_deref(), sizes.as_deref(), roi.as_deref(), self.policy)
     }
 
     fn nearest(&self, io: &Io<'_>, x: &Tensor, changes: &[Stretch], to: Nearest) -> Result<Tensor> {
@@ -425,6 +426,53 @@ impl Resize {
         }
         Ok(now)
     }
+}
+
+/// An axis that is resized, as other devices do it: the neighbours of each output and their weights.
+pub(crate) struct Resampling {
+    pub(crate) axis: usize,
+    /// The axis' extent afterwards.
+    pub(crate) out: usize,
+    /// Neighbours of each output.
+    pub(crate) width: usize,
+    pub(crate) indices: Vec<usize>,
+    pub(crate) weights: Vec<f32>,
+}
+
+/// The axes of an input of this shape that a node resizes, one after the other; `given` has the
+/// inputs that decide it.
+///
+/// # Errors
+/// If attributes or extents do not go together, or elements come from outside of the input.
+pub(crate) fn resamplings<'a>(
+    node: &Node,
+    shape: &[usize],
+    given: impl Fn(usize) -> Result<Option<&'a Tensor>>,
+) -> Result<Vec<Resampling>> {
+    let resize = Resize::new(node)?;
+    if resize.coordinates == Coordinates::CropAndResize {
+        bail!(Unsupported, "elements from outside of the input");
+    }
+    let mut changes = resize.changes(shape, given)?;
+    // Shrinking first leaves less to do.
+    changes.sort_by(|a, b| a.scale.total_cmp(&b.scale));
+    let resampling = |s: &Stretch| {
+        let (width, indices, weights) = match resize.mode {
+            Mode::Nearest(to) => {
+                let indices = s.nearest(resize.coordinates, to);
+                let weights = vec![1.0; indices.len()];
+                (1, indices, weights)
+            }
+            Mode::Filter(filter) => {
+                let taps =
+                    s.taps(resize.coordinates, filter, resize.antialias, resize.exclude_outside);
+                let weights = taps.weights.iter().map(|w| *w as f32).collect();
+                (taps.width, taps.indices, weights)
+            }
+        };
+        Resampling { axis: s.axis, out: s.out, width, indices, weights }
+    };
+    Ok(changes.iter().map(resampling).collect())
 }
 
 impl CpuKernel for Resize {

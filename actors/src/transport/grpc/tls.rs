@@ -6,12 +6,13 @@ use std::time::SystemTime;
 
 use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{Error as PemError, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{
-    AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig,
+    AlertDescription, CertificateError, ClientConfig, Error, InconsistentKeys, RootCertStore,
+    ServerConfig,
 };
 
 use super::super::error::LinkError;
@@ -86,11 +87,14 @@ fn load(from: &Security) -> Result<Option<Configs>, LinkError> {
     match from {
         Security::Plaintext | Security::Insecure => Ok(None),
         Security::Mutual { authority, certificate, key } => {
-            configs(authority, certificate, key).map(Some)
+            configs(&[authority, certificate, key].map(|pem| (pem.as_slice(), None))).map(Some)
         }
         Security::MutualFiles { authority, certificate, key } => {
-            let [authority, certificate, key] = [read(authority)?, read(certificate)?, read(key)?];
-            configs(&authority, &certificate, &key).map(Some)
+            let paths = [authority, certificate, key];
+            let [a, c, k] = paths.map(|path| read(path));
+            let pems = [a?, c?, k?];
+            let given: [_; 3] = std::array::from_fn(|n| (&*pems[n], Some(paths[n].as_path())));
+            configs(&given).map(Some)
         }
     }
 }
@@ -99,40 +103,57 @@ fn read(path: &Path) -> Result<Vec<u8>, LinkError> {
     std::fs::read(path).or_else(|error| security(format!("{}: {error}", path.display())))
 }
 
-fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, LinkError> {
+/// PEM, and the file that it comes from, if it does from one.
+type Given<'a> = (&'a [u8], Option<&'a Path>);
+
+/// What was given as this, with its file.
+fn named(what: &str, file: Option<&Path>) -> String {
+    file.map_or_else(|| what.to_owned(), |file| format!("{what} ({})", file.display()))
+}
+
+fn certificates(
+    (pem, file): Given<'_>,
+    what: &str,
+) -> Result<Vec<CertificateDer<'static>>, LinkError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let what = named(what, file);
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         Ok(_) => security(format!("there is no certificate in what is given as {what}")),
-        Err(error) => security(format!("what is given as {what} is no PEM: {error}")),
+        Err(error) => security(format!("what is given as {what} is no PEM: {}", pem_words(&error))),
     }
 }
 
-fn configs(authority: &[u8], certificate: &[u8], key: &[u8]) -> Result<Configs, LinkError> {
+fn configs(&[authority, certificate, key]: &[Given<'_>; 3]) -> Result<Configs, LinkError> {
     let chain = certificates(certificate, "the certificate of this side")?;
-    let key = PrivateKeyDer::from_pem_slice(key)
-        .or_else(|error| security(format!("the private key cannot be read: {error}")))?;
+    let own_key = named("the private key of this side", key.1);
+    let key = PrivateKeyDer::from_pem_slice(key.0)
+        .or_else(|error| security(format!("{own_key} cannot be read: {}", pem_words(&error))))?;
+    let whose = "the certificate of the authority";
     let mut roots = RootCertStore::empty();
-    for root in certificates(authority, "the certificate of the authority")? {
-        roots
-            .add(root)
-            .or_else(|error| security(format!("the authority's certificate: {error}")))?;
+    for root in certificates(authority, whose)? {
+        let told =
+            |e: &Error| format!("{} cannot be used: {}", named(whose, authority.1), words(e));
+        roots.add(root).or_else(|error| security(told(&error)))?;
     }
     let roots = Arc::new(roots);
     let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
-    let unusable = |what: &str, error: &dyn std::fmt::Display| LinkError::Security {
-        why: format!("{what} cannot be used: {error}"),
+    let unusable = |what: &str, error: &Error| LinkError::Security {
+        why: format!("{what} cannot be used: {}", words(error)),
     };
+    let pair = format!("{} with {own_key}", named("the certificate of this side", certificate.1));
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
             .build()
-            .map_err(|error| unusable("the authority", &error))?;
+            .map_err(|error| LinkError::Security {
+                why: format!("{whose} cannot be used: {error}"),
+            })?;
     let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&[&TLS13])
         .map_err(|error| unusable("TLS 1.3", &error))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain.clone(), key.clone_key())
-        .map_err(|error| unusable("the certificate with this key", &error))?;
+        .map_err(|error| unusable(&pair, &error))?;
     server.alpn_protocols = vec![b"h2".to_vec()];
     // Whoever connects proves who it is, each time: a certificate that has expired since then, or an
     // authority that was replaced, counts at once.
@@ -142,7 +163,7 @@ fn configs(authority: &[u8], certificate: &[u8], key: &[u8]) -> Result<Configs, 
         .map_err(|error| unusable("TLS 1.3", &error))?
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)
-        .map_err(|error| unusable("the certificate with this key", &error))?;
+        .map_err(|error| unusable(&pair, &error))?;
     client.alpn_protocols = vec![b"h2".to_vec()];
     client.resumption = Resumption::disabled();
     Ok(Configs { server: Arc::new(server), client: Arc::new(client) })
@@ -163,8 +184,17 @@ fn words(error: &Error) -> String {
         Error::InvalidMessage(_) => {
             "the peer does not speak TLS; is one side plaintext?".to_owned()
         }
-        Error::PeerIncompatible(error) => {
-            format!("the peer's TLS does not fit, which is 1.3 here: {error:?}")
+        Error::PeerIncompatible(why) => {
+            format!("the peer's TLS does not fit, which is 1.3 here: {}", spelled(why))
+        }
+        Error::PeerMisbehaved(why) => {
+            format!("the peer does not keep to the rules of TLS: {}", spelled(why))
+        }
+        Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+            "the key is not that of the certificate".to_owned()
+        }
+        Error::InconsistentKeys(why) => {
+            format!("the key is perhaps not that of the certificate: {}", spelled(why))
         }
         Error::AlertReceived(alert) => match alert {
             AlertDescription::UnknownCA => {
@@ -188,11 +218,13 @@ fn words(error: &Error) -> String {
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateRevoked
             | AlertDescription::AccessDenied => {
-                format!("the peer does not accept the certificate of this side: {alert:?}")
+                format!("the peer does not accept the certificate of this side: {}", spelled(alert))
             }
-            other => format!("the peer ended the handshake of TLS: {other:?}"),
+            other => format!("the peer ended the handshake of TLS: {}", spelled(other)),
         },
-        other => other.to_string(),
+        Error::General(why) => why.clone(),
+        Error::Other(why) => why.to_string(),
+        other => spelled(other),
     }
 }
 
@@ -214,6 +246,91 @@ fn certificate_words(error: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "is for another purpose".to_owned()
         }
-        other => format!("is not accepted: {other}"),
+        CertificateError::BadEncoding => "cannot be read: its encoding is wrong".to_owned(),
+        CertificateError::Revoked => "was revoked".to_owned(),
+        CertificateError::Other(why) => format!("is not accepted: {why}"),
+        other => format!("is not accepted: {}", spelled(other)),
+    }
+}
+
+/// The words of an error that is only a name, such as `BadRecordMac`: "bad record mac".
+fn spelled(error: &dyn std::fmt::Debug) -> String {
+    let name = format!("{error:?}");
+    let name: Vec<char> = name.chars().take_while(char::is_ascii_alphanumeric).collect();
+    let mut words = String::new();
+    for (at, c) in name.iter().enumerate() {
+        let before = at.checked_sub(1).map(|before| name[before]);
+        let after = name.get(at + 1);
+        let begins = c.is_ascii_uppercase()
+            && before.is_some_and(|b| {
+                !b.is_ascii_uppercase() || after.is_some_and(|a| a.is_ascii_lowercase())
+            });
+        if begins {
+            words.push(' ');
+        }
+        let acronym = c.is_ascii_uppercase()
+            && (before.is_some_and(|b| b.is_ascii_uppercase())
+                || after.is_some_and(|a| a.is_ascii_uppercase()));
+        words.push(if acronym { *c } else { c.to_ascii_lowercase() });
+    }
+    words
+}
+
+fn pem_words(error: &PemError) -> String {
+    match error {
+        PemError::MissingSectionEnd { .. } => "a section of it has no end".to_owned(),
+        PemError::IllegalSectionStart { .. } => {
+            "a section of it does not begin as it must".to_owned()
+        }
+        PemError::NoItemsFound => "nothing of that kind is in it".to_owned(),
+        PemError::SectionTooLarge => "a section of it is too large".to_owned(),
+        PemError::Base64Decode(_) => "it is no base64".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio_rustls::rustls::{PeerIncompatible, PeerMisbehaved};
+
+    #[test]
+    fn what_went_wrong_is_told_in_words() {
+        for (error, says) in [
+            (
+                Error::AlertReceived(AlertDescription::CertificateUnknown),
+                "the peer does not accept the certificate of this side: certificate unknown",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::BadRecordMac),
+                "the peer ended the handshake of TLS: bad record mac",
+            ),
+            (
+                Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon),
+                "the peer's TLS does not fit, which is 1.3 here: no cipher suites in common",
+            ),
+            (
+                Error::PeerMisbehaved(PeerMisbehaved::UnsolicitedServerHelloExtension),
+                "the peer does not keep to the rules of TLS: unsolicited server hello extension",
+            ),
+            (
+                Error::InvalidCertificate(CertificateError::BadEncoding),
+                "the peer's certificate cannot be read: its encoding is wrong",
+            ),
+            (
+                Error::InvalidCertificate(CertificateError::UnknownRevocationStatus),
+                "the peer's certificate is not accepted: unknown revocation status",
+            ),
+            (
+                Error::InconsistentKeys(InconsistentKeys::KeyMismatch),
+                "the key is not that of the certificate",
+            ),
+            (Error::FailedToGetCurrentTime, "failed to get current time"),
+        ] {
+            assert_eq!(words(&error), says);
+        }
+        assert_eq!(spelled(&AlertDescription::UnknownCA), "unknown CA");
+        let cut = PemError::MissingSectionEnd { end_marker: b"-----END".to_vec() };
+        assert_eq!(pem_words(&cut), "a section of it has no end");
     }
 }

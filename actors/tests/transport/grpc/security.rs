@@ -239,10 +239,13 @@ fn what_is_given_as_certificates_is_checked_at_once() {
         (open("", one.certificate(), one.key()), "authority"),
         (open(root, "", one.key()), "certificate of this side"),
         (open(root, one.certificate(), ""), "private key"),
-        (open(root, one.certificate(), other.key()), "with this key"),
+        (open(root, one.certificate(), other.key()), "the key is not that of the certificate"),
+        (open(&root[..root.len() / 2], one.certificate(), one.key()), "a section of it has no end"),
     ] {
         let error = error.unwrap();
         assert!(why(&error).contains(says), "{error}");
+        // No names of types and no lists of bytes.
+        assert!(!why(&error).contains("Mismatch") && !why(&error).contains('['), "{error}");
     }
     let missing = Security::MutualFiles {
         authority: "/nowhere/a.pem".into(),

@@ -1,6 +1,8 @@
 //! What is refused, and with which words.
 
 use super::*;
+use crate::cluster::message::MAX_PROBE_BYTES;
+use crate::cluster::question;
 use crate::import::{WeightCache, write_npy};
 
 fn weighted(uri: &str) -> StageSpec {
@@ -299,6 +301,45 @@ fn tensors_of_other_workers_are_taken_if_they_are_expected() {
 }
 
 #[test]
+fn questions_about_nodes_are_answered_or_refused() {
+    let transport = local();
+    let worker = Worker::new("w").quota(4096).serve(Arc::clone(&transport), "w").unwrap();
+    let c = Script::open(&transport, "w", 1, LONG);
+    assert!(!c.opened());
+    let ask = |ticket: u64, device: &str, question: Vec<u8>| {
+        c.tell_with(&Message::Supports { ticket, device: device.to_owned() }, question);
+        match c.next() {
+            (Message::Supported { ticket: t, error: None }, bytes) if t == ticket => {
+                Ok(question::decode::<question::Answers>(&bytes).unwrap())
+            }
+            (Message::Supported { error: Some(e), .. }, _) => Err(e.into_error("w").to_string()),
+            (other, _) => panic!("{other:?}"),
+        }
+    };
+    let spec = add();
+    let facts = vec![Some(Fact::concrete(DType::F32, &[2])); 2];
+    let known = spec.graph().nodes()[0].clone();
+    let mut unknown = known.clone();
+    unknown.op = "Teleport".to_owned();
+    let asked: question::Question = vec![(known, facts.clone()), (unknown, facts)];
+    let bytes = question::encode(&asked).unwrap();
+    let answers = ask(1, "cpu", bytes.clone()).unwrap();
+    assert_eq!(answers[0], question::Answer::Yes);
+    assert!(matches!(&answers[1], question::Answer::No(why) if why.contains("no such operator")));
+    assert_eq!(ask(2, "auto", bytes.clone()).unwrap().len(), 2);
+    for (device, question, words) in [
+        ("cudda", bytes, "there is no device `cudda:0`"),
+        ("cpu", vec![1, 2, 3], "no question about nodes"),
+        ("cpu", Vec::new(), "no question about nodes"),
+        ("cpu", vec![0; 8192], "may hold 4096"),
+    ] {
+        let error = ask(3, device, question).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    }
+    until("nothing is left", || worker.stats().bytes_held == 0 && worker.stats().threads == 0);
+}
+
+#[test]
 fn strangers_and_messages_out_of_turn_are_turned_away() {
     let transport = local();
     let worker = Worker::new("w").allow(["c1"]).serve(Arc::clone(&transport), "w").unwrap();
@@ -314,7 +355,7 @@ fn strangers_and_messages_out_of_turn_are_turned_away() {
     assert!(said(&c).contains("no message"));
     let c = Script::dial(&transport, "w");
     c.tell(&Message::Draining);
-    assert!(said(&c).contains("`Open` or `Join`"));
+    assert!(said(&c).contains("`Open`, `Join` or `Gauge`"));
     let c = Script::dial(&transport, "w");
     let open =
         |protocol| Message::Open { protocol, session: id(1), name: "w".to_owned(), lease_ms: LONG };
@@ -331,6 +372,27 @@ fn strangers_and_messages_out_of_turn_are_turned_away() {
     assert!(c.opened());
     c.tell_with(&Message::Ping { token: 1 }, vec![0; 9]);
     assert!(said(&c).contains("a payload behind a message without one"));
+    // A link that is there to be measured is that and nothing else, for a session that is known.
+    let gauge = |protocol, session| {
+        let c = Script::dial(&transport, "w");
+        c.tell(&Message::Gauge { protocol, session: id(session), from: "v".to_owned() });
+        c
+    };
+    assert!(said(&gauge(PROTOCOL, 9)).contains("no such session"));
+    assert!(said(&gauge(PROTOCOL + 1, 1)).contains(&format!("version {PROTOCOL}")));
+    let open_again = Script::dial(&transport, "w");
+    open_again.tell(&open(PROTOCOL));
+    assert!(open_again.opened());
+    let c = gauge(PROTOCOL, 1);
+    c.tell_with(&Message::Probe { token: 5 }, vec![0; MAX_PROBE_BYTES as usize]);
+    assert!(matches!(c.next().0, Message::Pong { token: 5, .. }));
+    c.silent();
+    c.tell_with(&Message::Probe { token: 6 }, vec![0; MAX_PROBE_BYTES as usize + 1]);
+    assert!(said(&c).contains("a probe of too many bytes"));
+    let c = gauge(PROTOCOL, 1);
+    c.tell(&Message::Close);
+    assert!(said(&c).contains("there to be measured"));
+    assert_eq!(worker.stats().bytes_held, 0);
     // Whoever says nothing is turned away in time.
     let c = Script::dial(&transport, "w");
     let shared = &worker.shared;

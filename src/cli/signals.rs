@@ -1,0 +1,111 @@
+//! What asks a process that is part of a cluster to end.
+
+use std::io::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::console::Console;
+use crate::error::{Error, Result, err};
+
+/// SIGINT (Ctrl-C) or SIGTERM, by the number that an exit code has for it.
+type Signal = i32;
+
+const INTERRUPT: Signal = 2;
+#[cfg(unix)]
+const TERMINATE: Signal = 15;
+
+/// The signals of this process, waited for from now on.
+pub(super) struct Signals {
+    runtime: tokio::runtime::Runtime,
+    #[cfg(unix)]
+    both: [tokio::signal::unix::Signal; 2],
+}
+
+fn unheard(error: std::io::Error) -> Error {
+    err!(Device, "signals cannot be waited for").with_source(error)
+}
+
+impl Signals {
+    /// From here on a signal does not end the process by itself.
+    pub(super) fn new() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(unheard)?;
+        #[cfg(unix)]
+        let both = {
+            use tokio::signal::unix::{SignalKind, signal};
+            let _inside = runtime.enter();
+            let of = |kind| signal(kind).map_err(unheard);
+            [of(SignalKind::interrupt())?, of(SignalKind::terminate())?]
+        };
+        Ok(Self {
+            runtime,
+            #[cfg(unix)]
+            both,
+        })
+    }
+
+    /// Waits for the next one.
+    pub(super) fn wait(&mut self) -> Result<Signal> {
+        #[cfg(unix)]
+        {
+            let [interrupt, terminate] = &mut self.both;
+            Ok(self.runtime.block_on(async {
+                tokio::select! {
+                    _ = interrupt.recv() => INTERRUPT,
+                    _ = terminate.recv() => TERMINATE,
+                }
+            }))
+        }
+        #[cfg(not(unix))]
+        self.runtime.block_on(tokio::signal::ctrl_c()).map(|()| INTERRUPT).map_err(unheard)
+    }
+}
+
+type Close = Box<dyn FnOnce() + Send>;
+
+/// What is to be done before a coordinator that was told to end is gone.
+#[derive(Clone, Default)]
+pub(super) struct AtInterrupt(Arc<Mutex<Option<Close>>>);
+
+impl AtInterrupt {
+    /// From here on a signal is told, what [`set`](Self::set) has given is done, and the process ends;
+    /// at a second signal at once.
+    pub(super) fn new(console: &Console) -> Result<Self> {
+        let own = Self::default();
+        let (close, label) = (own.clone(), console.error_label());
+        let mut signals = Signals::new()?;
+        std::thread::Builder::new()
+            .name("interrupt".to_owned())
+            .spawn(move || {
+                let Ok(signal) = signals.wait() else { return };
+                let say = |text: &str| {
+                    // There is nowhere else to say that this failed.
+                    let _ = writeln!(std::io::stderr().lock(), "{label} {text}");
+                };
+                let close = close.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+                match close {
+                    Some(close) => {
+                        say("interrupted: what is under way is lost; the workers are told");
+                        let last = move || {
+                            close();
+                            std::process::exit(128 + signal);
+                        };
+                        let spawned =
+                            std::thread::Builder::new().name("closing".to_owned()).spawn(last);
+                        if spawned.is_ok() && signals.wait().is_err() {
+                            return;
+                        }
+                    }
+                    None => say("interrupted"),
+                }
+                std::process::exit(128 + signal);
+            })
+            .map(drop)
+            .map_err(|e| err!(Device, "no thread could be started").with_source(e))?;
+        Ok(own)
+    }
+
+    /// What is to be done.
+    pub(super) fn set(&self, close: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(close));
+    }
+}

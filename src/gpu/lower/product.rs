@@ -1,0 +1,164 @@
+//! `MatMul`, `Gemm` and their fused forms.
+
+use super::Made;
+use super::site::{
+    MOST_GROUPS, Site, broadcast_strides, joined, shape_of, signed, word, words, wrapped,
+};
+use crate::error::{Result, bail};
+use crate::gpu::families::elementwise::Unary;
+use crate::gpu::families::product::{self, Epilogue, SHARED_SIDE, SIDE, TILE, Tiling};
+use crate::graph::ValueId;
+use crate::tensor::{Shape, broadcast_shapes};
+
+struct Product {
+    extents: [usize; 3],
+    /// Strides along rows and columns.
+    a: [usize; 2],
+    b: [usize; 2],
+    bias: [usize; 2],
+    alpha: f32,
+    beta: f32,
+    batch: Vec<usize>,
+    /// Strides of both operands along the batch.
+    steps: [Vec<usize>; 2],
+    epilogue: Epilogue,
+    reads: Vec<ValueId>,
+}
+
+impl Site<'_> {
+    /// The activation that a fused node names.
+    fn activation(&self) -> Result<Unary> {
+        use crate::ops::Activation as A;
+        Ok(match crate::ops::epilogue::activation(self.node)? {
+            A::None => Unary::Identity,
+            A::Relu => Unary::Relu,
+            A::Clip { lo, hi } => Unary::Clip(lo, hi),
+            A::HardSwish => Unary::HardSwish,
+            A::HardSigmoid { alpha, beta } => Unary::HardSigmoid(alpha, beta),
+            A::Sigmoid => Unary::Sigmoid,
+            A::Silu => Unary::Swish(1.0),
+            A::Gelu => Unary::Gelu,
+            A::Tanh => Unary::Tanh,
+        })
+    }
+
+    pub(super) fn epilogue(&self, bias: bool, residual: Option<usize>) -> Result<Epilogue> {
+        let after = crate::ops::epilogue::residual_after(self.node)?;
+        let residual = residual.and_then(|i| self.optional(i));
+        if let Some(v) = residual
+            && shape_of(self.graph, v)? != self.out_shape()?
+        {
+            bail!(Shape, "the residual does not have the shape of the output");
+        }
+        Ok(Epilogue { bias, residual: residual.map(|_| after), activation: self.activation()? })
+    }
+
+    fn product(&self, p: Product) -> Result<Made> {
+        let [m, n, k] = p.extents;
+        let count: usize = p.batch.iter().product();
+        let (batch, steps) = joined(&p.batch, &p.steps.map(|s| signed(&s)));
+        if count > MOST_GROUPS as usize {
+            bail!(Unsupported, "{count} products at once, at most {MOST_GROUPS}");
+        }
+        let mut all = vec![word(m), word(n), word(k), word(batch.len())];
+        all.extend(words::<4>(&[p.a[0], p.a[1], p.b[0], p.b[1]])?);
+        all.extend([word(p.bias[0]), word(p.bias[1]), p.alpha.to_bits(), p.beta.to_bits()]);
+        all.extend(words::<4>(&batch)?);
+        all.extend(wrapped::<4>(&steps[0])?);
+        all.extend(wrapped::<4>(&steps[1])?);
+        let tiling = self.options.tiling;
+        let side = match tiling {
+            Tiling::Registers => SIDE,
+            Tiling::Groups => SHARED_SIDE,
+        };
+        let side = (side * TILE) as usize;
+        let groups = [word(n.div_ceil(side)), word(m.div_ceil(side)), word(count)];
+        let kernel = product::product(p.epilogue, tiling);
+        Ok(Made::Steps(vec![self.step(kernel, p.reads, all, groups)?]))
+    }
+}
+
+pub(super) fn matmul(site: &Site<'_>) -> Result<Made> {
+    let (a, b) = (site.shape(0)?, site.shape(1)?);
+    let (m, k) = match &a[..] {
+        [k] => (1, *k),
+        [.., m, k] => (*m, *k),
+        [] => bail!(Shape, "a scalar has no product"),
+    };
+    let (kb, n) = match &b[..] {
+        [k] => (*k, 1),
+        [.., k, n] => (*k, *n),
+        [] => bail!(Shape, "a scalar has no product"),
+    };
+    if k != kb {
+        bail!(Shape, "the left operand is {a}, the right one {b}");
+    }
+    let lead = |s: &Shape| s[..s.rank().saturating_sub(2)].to_vec();
+    let (a_lead, b_lead) = (lead(&a), lead(&b));
+    let batch = broadcast_shapes(&[&a_lead, &b_lead])?;
+    let scaled = |lead: &[usize], size: usize| -> Vec<usize> {
+        broadcast_strides(lead, &batch).iter().map(|s| s * size).collect()
+    };
+    let fused = site.node.op == "FusedMatMul" && site.node.domain == "brigade";
+    let bias = if fused { site.optional(2) } else { None };
+    if let Some(v) = bias
+        && shape_of(site.graph, v)?.elements() != n
+    {
+        bail!(Shape, "the bias is not one number a column");
+    }
+    let residual = if fused { site.optional(3) } else { None };
+    let epilogue = if fused { site.epilogue(bias.is_some(), Some(3))? } else { Epilogue::NONE };
+    let reads = [Some(site.input(0)?), Some(site.input(1)?), bias, residual];
+    let alpha = if fused { site.node.float_or("alpha", 1.0)? } else { 1.0 };
+    site.product(Product {
+        extents: [m, n, k],
+        a: [k, 1],
+        b: [n, 1],
+        bias: [0, 1],
+        alpha,
+        beta: 1.0,
+        steps: [scaled(&a_lead, m * k), scaled(&b_lead, k * n)],
+        batch: batch.to_vec(),
+        epilogue,
+        reads: reads.into_iter().flatten().collect(),
+    })
+}
+
+pub(super) fn gemm(site: &Site<'_>) -> Result<Made> {
+    let (a, b) = (site.shape(0)?, site.shape(1)?);
+    let turned = |name: &str| site.node.int_or(name, 0).map(|v| v != 0);
+    let (trans_a, trans_b) = (turned("transA")?, turned("transB")?);
+    let (&[ra, ca], &[rb, cb]) = (&a[..], &b[..]) else {
+        bail!(Shape, "operands {a} and {b} are not matrices");
+    };
+    let (m, k, a) = if trans_a { (ca, ra, [1, ca]) } else { (ra, ca, [ca, 1]) };
+    let (kb, n, b) = if trans_b { (cb, rb, [1, cb]) } else { (rb, cb, [cb, 1]) };
+    if k != kb {
+        bail!(Shape, "A has {k} columns, B {kb} rows (after transposition)");
+    }
+    let beta = site.node.float_or("beta", 1.0)?;
+    // C times 0 is nothing, whatever C holds.
+    let c = site.optional(2).filter(|_| beta != 0.0);
+    let bias = match c {
+        Some(v) => {
+            let s = broadcast_strides(&shape_of(site.graph, v)?, &[m, n]);
+            [s[0], s[1]]
+        }
+        None => [0, 0],
+    };
+    let activation = if site.node.op == "FusedGemm" { site.activation()? } else { Unary::Identity };
+    let epilogue = Epilogue { bias: c.is_some(), residual: None, activation };
+    let reads = [Some(site.input(0)?), Some(site.input(1)?), c].into_iter().flatten().collect();
+    site.product(Product {
+        extents: [m, n, k],
+        a,
+        b,
+        bias,
+        alpha: site.node.float_or("alpha", 1.0)?,
+        beta,
+        batch: Vec::new(),
+        steps: [Vec::new(), Vec::new()],
+        epilogue,
+        reads,
+    })
+}

@@ -1,0 +1,202 @@
+//! Functions of floats that drivers do not bring, or not accurately enough. Errors are about 2e-7,
+//! absolute where the result is below 1 and relative above, as far as the driver's own `exp` and
+//! `log` allow.
+
+use std::f32::consts::{FRAC_PI_2, FRAC_PI_4, LN_2};
+
+use super::ir::{Builder, Expr, Function, Operand, Scalar, Var, fma, select};
+
+/// `c[0] + c[1] x + c[2] x^2 + …`
+fn polynomial(x: Var, c: &[f32]) -> Expr {
+    let mut terms = c.iter().rev();
+    let mut sum = Expr::from(terms.next().copied().unwrap_or(0.0));
+    for c in terms {
+        sum = fma(sum, x, *c);
+    }
+    sum
+}
+
+/// Whether it is NaN, by its bits: drivers may take it that nothing is.
+pub(super) fn is_nan(x: impl Into<Expr>) -> Expr {
+    (x.bits(Scalar::U32) & 0x7fff_ffff_u32).gt(0x7f80_0000_u32)
+}
+
+/// `x`, not below `lo` and not above `hi`; NaN stays.
+pub(super) fn clip(
+    b: &mut Builder,
+    x: impl Into<Expr>,
+    lo: impl Into<Expr>,
+    hi: impl Into<Expr>,
+) -> Expr {
+    let (lo, hi) = (b.bind(lo), b.bind(hi));
+    let x = b.bind(x);
+    let x = b.bind(select(x.lt(lo), lo, x));
+    select(x.gt(hi), hi, x)
+}
+
+/// The natural logarithm, also of numbers so small that drivers take them for 0.
+pub(super) fn ln(b: &mut Builder, x: Var) -> Expr {
+    let bits = b.bind(x.bits(Scalar::U32));
+    let tiny = bits.gt(0_u32).and(bits.lt(0x0080_0000_u32));
+    // Such a number is its bits times 2^-149.
+    let scaled = bits.to(Scalar::F32).ln() - 149.0 * LN_2;
+    select(tiny, scaled, x.ln())
+}
+
+/// `1 / (1 + e^-x)`.
+pub(super) fn sigmoid(x: impl Into<Expr>) -> Expr {
+    Expr::from(1.0) / ((-x.into()).exp() + 1.0)
+}
+
+/// The error function (Abramowitz and Stegun, 7.1.26).
+pub(super) fn erf(b: &mut Builder, x: Var) -> Expr {
+    let a = b.bind(x.abs());
+    let t = b.bind(Expr::from(1.0) / fma(0.327_591_1, a, 1.0));
+    let c = [0.254_829_6, -0.284_496_74, 1.421_413_8, -1.453_152_1, 1.061_405_4];
+    let y = b.bind(Expr::from(1.0) - t * polynomial(t, &c) * (-a * a).exp());
+    select(x.lt(0.0), -y, y)
+}
+
+/// The hyperbolic tangent.
+pub(super) fn tanh(b: &mut Builder, x: Var) -> Expr {
+    let limited = clip(b, x, -15.0, 15.0);
+    let e = b.bind((limited * 2.0).exp());
+    let far = Expr::from(1.0) - Expr::from(2.0) / (e + 1.0);
+    let square = b.bind(x * x);
+    let near = x * polynomial(square, &[1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0, 62.0 / 2835.0]);
+    select(x.abs().lt(0.35), near, far)
+}
+
+/// `x / 2 (1 + erf(x / √2))`.
+pub(super) fn gelu(b: &mut Builder, x: Var) -> Expr {
+    let inner = b.bind(x * std::f32::consts::FRAC_1_SQRT_2);
+    let e = erf(b, inner);
+    x * 0.5 * (e + 1.0)
+}
+
+/// `x / 2 (1 + tanh(√(2/π) (x + 0.044715 x^3)))`.
+pub(super) fn gelu_by_tanh(b: &mut Builder, x: Var) -> Expr {
+    let inner = b.bind((x + x * x * x * 0.044_715) * 0.797_884_6);
+    let t = tanh(b, inner);
+    x * 0.5 * (t + 1.0)
+}
+
+/// `e^x - 1`.
+pub(super) fn exp_m1(b: &mut Builder, x: Var) -> Expr {
+    let near = x * polynomial(x, &[1.0, 0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0]);
+    let far = b.bind(x.exp() - 1.0);
+    select(x.abs().lt(0.125), near, far)
+}
+
+/// `ln(1 + e^x)` without overflow.
+pub(super) fn softplus(b: &mut Builder, x: Var) -> Expr {
+    let e = b.bind((-x.abs()).exp());
+    let low = b.bind((e + 1.0).ln());
+    select(x.gt(0.0), x + low, low)
+}
+
+/// `x - n π/2` with `n` the nearest whole number, and `n`, for |x| up to some ten thousand.
+fn quadrant(b: &mut Builder, x: Var) -> (Var, Var) {
+    let n = b.bind((x * std::f32::consts::FRAC_2_PI).call(Function::Round));
+    // π/2 in three parts, the first two of which have few bits.
+    let r = b.bind(fma(n, -1.570_312_5, x));
+    let r = b.bind(fma(n, -4.838_268e-4, r));
+    let r = b.bind(fma(n, -2.563_344e-12, r));
+    (r, b.bind(n.to(Scalar::I32) & 3_i32))
+}
+
+fn sine_and_cosine(b: &mut Builder, r: Var) -> (Var, Var) {
+    let s = b.bind(r * r);
+    let sine = r * polynomial(s, &[1.0, -1.0 / 6.0, 1.0 / 120.0, -1.0 / 5040.0, 1.0 / 362_880.0]);
+    let cosine = polynomial(s, &[1.0, -0.5, 1.0 / 24.0, -1.0 / 720.0, 1.0 / 40_320.0]);
+    (b.bind(sine), b.bind(cosine))
+}
+
+/// The sine, or the cosine.
+pub(super) fn wave(b: &mut Builder, x: Var, cosine: bool) -> Expr {
+    let (r, n) = quadrant(b, x);
+    let (s, c) = sine_and_cosine(b, r);
+    let n = if cosine { b.bind((n + 1_i32) & 3_i32) } else { n };
+    let size = b.bind(select((n & 1_i32).equals(0_i32), s, c));
+    select(n.ge(2_i32), -size, size)
+}
+
+/// The tangent.
+pub(super) fn tan(b: &mut Builder, x: Var) -> Expr {
+    let (r, n) = quadrant(b, x);
+    let (s, c) = sine_and_cosine(b, r);
+    select((n & 1_i32).equals(0_i32), s / c, -(c / s))
+}
+
+/// The arc tangent.
+pub(super) fn atan(b: &mut Builder, x: Var) -> Expr {
+    let a = b.bind(x.abs());
+    let large = b.bind(a.gt(2.414_213_6));
+    let middle = b.bind(a.gt(0.414_213_57));
+    let turned = select(middle, (a - 1.0) / (a + 1.0), a);
+    let r = b.bind(select(large, Expr::from(-1.0) / a, turned));
+    let base = select(large, FRAC_PI_2, select(middle, FRAC_PI_4, 0.0));
+    let s = b.bind(r * r);
+    let c =
+        [1.0, -1.0 / 3.0, 0.2, -1.0 / 7.0, 1.0 / 9.0, -1.0 / 11.0, 1.0 / 13.0, -1.0 / 15.0, 0.05];
+    let y = b.bind(base + r * polynomial(s, &c));
+    select(x.lt(0.0), -y, y)
+}
+
+/// The arc sine.
+pub(super) fn asin(b: &mut Builder, x: Var) -> Expr {
+    let inner = (Expr::from(1.0) - x) * (x + 1.0);
+    let ratio = b.bind(x / inner.sqrt());
+    atan(b, ratio)
+}
+
+/// The hyperbolic sine.
+pub(super) fn sinh(b: &mut Builder, x: Var) -> Expr {
+    let e = b.bind(x.exp());
+    let far = (e - Expr::from(1.0) / e) * 0.5;
+    let s = b.bind(x * x);
+    let near = x * polynomial(s, &[1.0, 1.0 / 6.0, 1.0 / 120.0, 1.0 / 5040.0]);
+    select(x.abs().lt(0.6), near, far)
+}
+
+/// The hyperbolic cosine.
+pub(super) fn cosh(b: &mut Builder, x: Var) -> Expr {
+    let e = b.bind(x.exp());
+    (e + Expr::from(1.0) / e) * 0.5
+}
+
+/// The inverse hyperbolic sine.
+pub(super) fn asinh(b: &mut Builder, x: Var) -> Expr {
+    let a = b.bind(x.abs());
+    // Beyond this the 1 under the root is nothing, and the square may be too large.
+    let far = a.ln() + LN_2;
+    let near = (a + fma(a, a, 1.0).sqrt()).ln();
+    let y = b.bind(select(a.gt(1e8), far, near));
+    select(x.lt(0.0), -y, y)
+}
+
+/// The inverse hyperbolic cosine.
+pub(super) fn acosh(x: Var) -> Expr {
+    let far = x.ln() + LN_2;
+    let near = (x + ((x - 1.0) * (x + 1.0)).sqrt()).ln();
+    select(x.gt(1e8), far, near)
+}
+
+/// The inverse hyperbolic tangent.
+pub(super) fn atanh(x: Var) -> Expr {
+    ((x + 1.0) / (Expr::from(1.0) - x)).ln() * 0.5
+}
+
+/// `x` to the power `y`.
+pub(super) fn power(b: &mut Builder, x: Var, y: Var) -> Expr {
+    let size = b.bind((x.abs().ln() * y).exp());
+    let whole = b.bind(y.call(Function::Floor).equals(y));
+    let half = b.bind(y * 0.5);
+    let odd = b.bind(whole.and(half.call(Function::Floor).differs(half)));
+    let signed = select(odd, -size, size);
+    // Of the negative infinity all powers are those of the positive one, but for the sign.
+    let lowest = x.bits(Scalar::U32).equals(0xff80_0000_u32);
+    let negative = select(whole, signed, select(lowest, size, f32::NAN));
+    let made = select(x.lt(0.0), negative, size);
+    select(y.equals(0.0).or(x.equals(1.0)), 1.0, made)
+}

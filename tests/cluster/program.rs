@@ -1,0 +1,191 @@
+//! The program: workers, plans over them, how they end.
+#![cfg(all(unix, feature = "cli"))]
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn digits() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits")
+}
+
+fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(arguments);
+    command
+}
+
+fn brigade<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// A process that is ended with the test.
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: &str) {
+        let kill = Command::new("kill").args(["-s", signal, &self.0.id().to_string()]).status();
+        assert!(kill.unwrap().success());
+    }
+
+    /// Its exit code, and how long it took to end.
+    fn ended(&mut self, within: Duration) -> (Option<i32>, Duration) {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < within, "it did not end within {within:?}");
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return (status.code(), begun.elapsed());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A worker on loopback, and its address.
+fn worker() -> (Process, String) {
+    let root = digits();
+    let arguments = ["worker", "--listen", "127.0.0.1:0", "--weights-root", root.to_str().unwrap()];
+    let mut child = command(&arguments);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap().to_owned();
+    (Process(child), address)
+}
+
+#[test]
+fn plans_over_workers_tell_links_and_what_transfers_take() {
+    let ((_a, at_a), (_b, at_b)) = (worker(), worker());
+    let folder = tempfile::tempdir().unwrap();
+    let (model, plan) = (digits().join("digits.onnx"), folder.path().join("plan.json"));
+    let (specs, workers) = (folder.path().join("specs"), format!("a={at_a},b={at_b}"));
+    let [model, plan, specs] = [&model, &plan, &specs].map(|p| p.to_str().unwrap());
+    let arguments = [
+        "plan",
+        model,
+        "--workers",
+        &workers,
+        "--stages",
+        "2",
+        "--device",
+        "a/auto,b/cpu",
+        "--shape",
+        "image=1,1,8,8",
+        "--output",
+        plan,
+        "--specs",
+        specs,
+    ];
+    let output = brigade(&[&arguments[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let links = document["report"]["links"].as_array().unwrap();
+    let ends: Vec<String> = links
+        .iter()
+        .map(|l| format!("{}-{}", l["from"].as_str().unwrap(), l["to"].as_str().unwrap()))
+        .collect();
+    assert_eq!(ends, ["a-b", "a-coordinator", "b-coordinator"]);
+    assert!(links.iter().all(|l| l["bytes_per_s"].as_u64().unwrap() > 100_000), "{links:?}");
+    let boundary = &document["report"]["boundaries"][0];
+    assert!(boundary["transfer_us"].is_u64(), "{boundary}");
+    assert!(document["origin"].as_str().unwrap().contains("measured links"), "{document}");
+    // The plan file has them, and can be read.
+    let written: Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
+    assert_eq!(written["links"].as_array().unwrap().len(), 3, "{written}");
+    let planned = ["plan", model, "--plan", plan, "--workers", &workers];
+    let output = brigade(&planned);
+    assert!(output.status.success(), "{}", said(&output));
+    // In words, too.
+    for part in ["a – b", "MiB/s", "latency"] {
+        assert!(said(&output).contains(part), "{part}: {}", said(&output));
+    }
+    // What is written for each worker says for whose device it is; a spec by itself goes to any.
+    let output = brigade(&arguments);
+    assert!(said(&output).contains("stage-0.brgs for a/auto:0"), "{}", said(&output));
+    for (spec, words) in [
+        ("stage-0.brgs", "for the device that its worker chooses"),
+        ("stage-1.brgs", "for cpu:0 of the worker that it is shipped to"),
+    ] {
+        let output = brigade(&[OsStr::new("stage"), Path::new(specs).join(spec).as_os_str()]);
+        assert!(said(&output).contains(words), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_worker_without_sessions_ends_at_once() {
+    let (mut process, _) = worker();
+    process.signal("TERM");
+    let (code, took) = process.ended(Duration::from_secs(10));
+    assert_eq!(code, Some(0));
+    // 0.05 s where nothing else runs.
+    assert!(took < Duration::from_millis(900), "{took:?}");
+}
+
+#[test]
+fn a_coordinator_that_is_interrupted_says_so_and_tells_its_workers() {
+    let (mut process, address) = worker();
+    let model = digits().join("digits.onnx");
+    let workers = format!("a={address}");
+    let arguments = [
+        "run",
+        model.to_str().unwrap(),
+        "--workers",
+        &workers,
+        "--generate",
+        "100000000",
+        "--shape",
+        "image=1,1,8,8",
+        "--lease",
+        "60",
+    ];
+    let mut child = command(&arguments);
+    let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut coordinator = Process(child);
+    let mut heard = BufReader::new(coordinator.0.stderr.take().unwrap());
+    let mut lines = String::new();
+    // It tells what memory it takes before it streams.
+    while !lines.contains("memory") {
+        assert!(heard.read_line(&mut lines).unwrap() > 0, "{lines}");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    coordinator.signal("INT");
+    let (code, _) = coordinator.ended(Duration::from_secs(20));
+    std::io::Read::read_to_string(&mut heard, &mut lines).unwrap();
+    assert_eq!(code, Some(130), "{lines}");
+    assert!(lines.contains("interrupted"), "{lines}");
+    // The lease is a minute, so that the worker would wait for its drain to be over if nobody had
+    // told it that the session is closed.
+    process.signal("TERM");
+    let (code, took) = process.ended(Duration::from_secs(20));
+    assert_eq!(code, Some(0));
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let here = ["worker", "--listen", "127.0.0.1:0", "--weights-root", "."];
+    let output = brigade(&[&here[..], &["--quota", "0"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("such as 8G"), "{}", said(&output));
+    let output = brigade(&[&here[..], &["--device", "cpu:4000000000"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("the highest number is 4095"), "{}", said(&output));
+    let output = brigade(&["worker", "--listen", "127.0.0.1:0", "--weights-root", "/no/such"]);
+    assert!(said(&output).contains("name a folder that is there"), "{}", said(&output));
+}
