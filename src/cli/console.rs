@@ -57,6 +57,10 @@ impl Console {
     }
 
     fn stderr(&self, text: &str) {
+        #[cfg(feature = "cluster")]
+        if super::signals::interrupted() {
+            return;
+        }
         // There is nowhere else to say that this failed.
         let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
     }

@@ -129,6 +129,8 @@ pub fn main() -> ExitCode {
         Command::Stage(args) => stage::run(args, &console),
         Command::Completions(args) => completions::run(args, &console),
     };
+    #[cfg(feature = "cluster")]
+    signals::leave_to_signal();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -32,7 +32,8 @@ pub(super) struct Placing {
     /// devices. Without a plan: one segment on `cpu`
     #[arg(long, value_name = "FILE|auto", conflicts_with_all = ["stages", "device"])]
     pub(super) plan: Option<String>,
-    /// Cut into K contiguous stages of about equal analytic cost, over the devices in turn
+    /// Cut into K contiguous stages of about equal analytic cost (with --workers: and so that the links,
+    /// as measured, carry what crosses), over the devices in turn
     /// (`cpu:0` to `cpu:K-1` unless --device says others)
     #[arg(long, value_name = "K", value_parser = positive)]
     pub(super) stages: Option<usize>,

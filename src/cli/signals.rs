@@ -1,7 +1,9 @@
 //! What asks a process that is part of a cluster to end.
 
 use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::console::Console;
 use crate::error::{Error, Result, err};
@@ -77,6 +79,7 @@ impl AtInterrupt {
             .name("interrupt".to_owned())
             .spawn(move || {
                 let Ok(signal) = signals.wait() else { return };
+                INTERRUPTED.store(true, Ordering::SeqCst);
                 let say = |text: &str| {
                     // There is nowhere else to say that this failed.
                     let _ = writeln!(std::io::stderr().lock(), "{label} {text}");
@@ -105,7 +108,25 @@ impl AtInterrupt {
     }
 
     /// What is to be done.
-    pub(super) fn set(&self, close: impl FnOnce() + Send + 'static) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(close));
+    pub(super) fn set(&self, close: Close) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(close);
+    }
+}
+
+/// Whether the process was told to end, and what goes wrong from now on is the end of it.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// How long the workers may take to hear of it, and more.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// Whether a signal is being obeyed: errors are its consequences then.
+pub(super) fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Leaves it to the thread that obeys a signal to end the process, if there is one.
+pub(super) fn leave_to_signal() {
+    if interrupted() {
+        std::thread::sleep(ENDING);
     }
 }

@@ -233,9 +233,8 @@ impl Workers {
         }
         let addresses = workers.iter().map(|(_, address)| address.as_str());
         let transport = self.secured.open(&self.coordinator, addresses, lease)?;
-        let cluster = Cluster::connect(transport, &workers, registry, options)?;
-        interrupt.set(cluster.closer());
-        Ok(Some(cluster))
+        let set = |close| interrupt.set(close);
+        Cluster::connect_closing(transport, &workers, registry, options, set).map(Some)
     }
 }
 

@@ -147,6 +147,21 @@ fn what_cannot_be_is_refused_with_its_reason() {
     let options = ClusterOptions::new().connect_within(Duration::from_millis(300));
     let error = Cluster::connect(open("grpc"), &nobody, &Registry::default(), options).unwrap_err();
     assert!(error.to_string().contains("`x` at 127.0.0.1:1"), "{error}");
+    // Who is refused need not wait for more.
+    for kind in ["local", "grpc"] {
+        let mut strict = Site::new(kind, &[]);
+        strict.start("s", Worker::new("s").allow(["c1"]));
+        let begun = Instant::now();
+        let error = Cluster::connect(
+            Arc::clone(&strict.transport),
+            &strict.addresses,
+            &Registry::default(),
+            ClusterOptions::new().connect_within(Duration::from_secs(60)),
+        )
+        .unwrap_err();
+        assert!(error.to_string().contains("may not ship stages"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    }
     // One worker is one name.
     let there = &site.addresses[0].1;
     let twice = [("x".to_owned(), there.clone()), ("y".to_owned(), there.clone())];

@@ -178,6 +178,47 @@ fn a_coordinator_that_is_interrupted_says_so_and_tells_its_workers() {
 }
 
 #[test]
+fn a_coordinator_that_is_interrupted_as_it_begins_ends_as_interrupted() {
+    let (mut process, address) = worker();
+    let (model, workers) = (digits().join("digits.onnx"), format!("a={address}"));
+    let model = model.to_str().unwrap();
+    let arguments = [
+        "run",
+        model,
+        "--workers",
+        &workers,
+        "--generate",
+        "1000000",
+        "--shape",
+        "image=1,1,8,8",
+        "--lease",
+        "60",
+    ];
+    for after in [40, 80, 120, 160, 200, 240] {
+        let mut child = command(&arguments);
+        let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut coordinator = Process(child);
+        std::thread::sleep(Duration::from_millis(after));
+        coordinator.signal("TERM");
+        let status = {
+            coordinator.ended(Duration::from_secs(20));
+            coordinator.0.wait().unwrap()
+        };
+        let mut lines = String::new();
+        let mut heard = coordinator.0.stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut heard, &mut lines).unwrap();
+        // Before it listens for signals the signal itself ends it.
+        let by_signal = std::os::unix::process::ExitStatusExt::signal(&status) == Some(15);
+        assert!(by_signal || status.code() == Some(143), "{after}: {status} {lines}");
+        assert!(!lines.contains("closed"), "{after}: {lines}");
+    }
+    process.signal("TERM");
+    let (code, took) = process.ended(Duration::from_secs(70));
+    assert_eq!(code, Some(0));
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
 fn what_cannot_be_meant_is_refused() {
     let here = ["worker", "--listen", "127.0.0.1:0", "--weights-root", "."];
     let output = brigade(&[&here[..], &["--quota", "0"]].concat());

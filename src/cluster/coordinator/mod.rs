@@ -252,7 +252,28 @@ impl Cluster {
         registry: &Registry,
         options: ClusterOptions,
     ) -> Result<Self> {
+        Self::connect_closing(transport, workers, registry, options, |_| {})
+    }
+
+    /// As [`connect`](Self::connect); before anybody is connected `closer` gets what closes it, from
+    /// whatever thread, for as long as it is there.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub(crate) fn connect_closing(
+        transport: Arc<dyn Transport>,
+        workers: &[(String, String)],
+        registry: &Registry,
+        options: ClusterOptions,
+        closer: impl FnOnce(Box<dyn FnOnce() + Send>),
+    ) -> Result<Self> {
         let hub = Open::new(Arc::new(Hub::new(transport, registry.clone(), options)?));
+        let closed = Arc::downgrade(&hub);
+        closer(Box::new(move || {
+            if let Some(hub) = closed.upgrade() {
+                hub.close();
+            }
+        }));
         for (name, address) in workers {
             hub.add_worker(name, address)?;
         }
@@ -334,16 +355,6 @@ impl Cluster {
             }
         }
         trace.events.sort_by_key(|e| e.start_ns);
-    }
-
-    /// Closes the cluster, if it is there yet when this is called.
-    pub(crate) fn closer(&self) -> impl FnOnce() + Send + use<> {
-        let hub = Arc::downgrade(&self.hub);
-        move || {
-            if let Some(hub) = hub.upgrade() {
-                hub.close();
-            }
-        }
     }
 
     /// Ends the session on all workers. Pipelines that have segments there fail from then on.

@@ -183,13 +183,7 @@ impl Hub {
     fn undialled(&self, state: &mut State, at: usize, first: bool, error: &LinkError) {
         let w = &mut state.workers[at];
         let now = Instant::now();
-        let final_word = matches!(
-            error,
-            LinkError::Refused { .. }
-                | LinkError::Version { .. }
-                | LinkError::Security { .. }
-                | LinkError::Address { .. }
-        );
+        let final_word = is_final(error);
         match &w.life {
             Life::Broken { since, .. } => {
                 let (since, why) = (*since, error.to_string());
@@ -280,7 +274,7 @@ impl Hub {
     }
 
     /// A link has ended.
-    pub(super) fn broken(&self, at: usize, generation: u64, why: &str) {
+    pub(super) fn broken(&self, at: usize, generation: u64, error: &LinkError) {
         let mut state = self.state();
         if state.closed {
             return;
@@ -290,11 +284,14 @@ impl Hub {
         };
         w.link = None;
         w.dialling = false;
+        let (now, why) = (Instant::now(), error.to_string());
         if w.is_up() {
-            w.life = Life::Broken { since: Instant::now(), why: why.to_owned() };
+            w.life = Life::Broken { since: now, why };
+        } else if w.offers.is_empty() && is_final(error) {
+            // The session itself was refused, which comes after the link stood.
+            w.life = Life::Lost { since: now, why };
         } else if let Life::Broken { why: before, .. } = &mut w.life {
-            // A refusal that came after the link stood.
-            why.clone_into(before);
+            *before = why;
         }
         drop(state);
         self.tell_all();
@@ -545,4 +542,15 @@ impl Hub {
         *self.here.lock().unwrap_or_else(PoisonError::into_inner) = Some((serving, local));
         Ok(at)
     }
+}
+
+/// Whether asking again would give the same answer.
+const fn is_final(error: &LinkError) -> bool {
+    matches!(
+        error,
+        LinkError::Refused { .. }
+            | LinkError::Version { .. }
+            | LinkError::Security { .. }
+            | LinkError::Address { .. }
+    )
 }

@@ -60,7 +60,7 @@ impl Accept for Ear {
 
     fn closed(&mut self, why: LinkError) {
         if let Some(hub) = self.hub.upgrade() {
-            hub.broken(self.worker, self.generation, &why.to_string());
+            hub.broken(self.worker, self.generation, &why);
         }
     }
 }

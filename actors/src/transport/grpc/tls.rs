@@ -241,6 +241,9 @@ fn certificate_words(error: &CertificateError) -> String {
         }
         CertificateError::NotValidForName => "is for another name".to_owned(),
         CertificateError::NotValidForNameContext { expected, presented } => {
+            // As rustls spells names: `DnsName("worker-1")`.
+            let bare = |name: &String| name.split('"').nth(1).unwrap_or(name).to_owned();
+            let presented: Vec<String> = presented.iter().map(bare).collect();
             format!("is for another name: {}, not {}", presented.join(", "), expected.to_str())
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {

@@ -164,6 +164,7 @@ fn a_certificate_for_another_name() {
     let client = || worker(&authority).security(&authority);
     let (here, _) = turned_away(server.security(&authority), client(), "127.0.0.1");
     assert!(why(&here).contains("for another name"), "{here}");
+    assert!(!why(&here).contains("DnsName"), "{here}");
     assert!(why(&here).contains("not 127.0.0.1") && why(&here).contains("worker.local"), "{here}");
     let (here, _) = turned_away(server.security(&authority), client(), "other@127.0.0.1");
     assert!(why(&here).contains("not other"), "{here}");
