@@ -19,6 +19,9 @@ const WAIT: Duration = Duration::from_secs(20);
 const HELLO: u32 = 0;
 const STAGE: u32 = 2;
 
+/// The version of the words of ranks, as `actors/PROTOCOL.md` has it.
+const VERSION: u32 = 2;
+
 fn word(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
 }
@@ -98,11 +101,11 @@ fn a_strangers_greeting_is_turned_away_and_the_ranks_find_each_other() {
         for (head, words) in [
             (b"hello, world!".to_vec(), "no message of a group"),
             (word(&[STAGE]), "a rank says first who it is"),
-            (word(&[HELLO, 2, 2, 1]), "use one release on all"),
-            (word(&[HELLO, 1, 3, 1]), "rank 1 of 3 is not awaited by rank 0 of 2"),
-            (word(&[HELLO, 1, 2, 0]), "rank 0 of 2 is not awaited"),
-            (word(&[HELLO, 1, 2, 2]), "rank 2 of 2 is not awaited"),
-            (word(&[HELLO, 1, 2, u32::MAX]), "is not awaited"),
+            (word(&[HELLO, VERSION + 1, 2, 1]), "use one release on all"),
+            (word(&[HELLO, VERSION, 3, 1]), "rank 1 of 3 is not awaited by rank 0 of 2"),
+            (word(&[HELLO, VERSION, 2, 0]), "rank 0 of 2 is not awaited"),
+            (word(&[HELLO, VERSION, 2, 2]), "rank 2 of 2 is not awaited"),
+            (word(&[HELLO, VERSION, 2, u32::MAX]), "is not awaited"),
         ] {
             let why = stranger().turned_away(head, Vec::new());
             assert!(why.contains(words), "{kind}: {words}: {why}");
@@ -115,7 +118,7 @@ fn a_strangers_greeting_is_turned_away_and_the_ranks_find_each_other() {
         assert!(!zero.is_finished(), "{kind}");
         let (one, zero) = (join(1), zero.join().unwrap().unwrap());
         let one = one.join().unwrap().unwrap();
-        let why = stranger().turned_away(word(&[HELLO, 1, 2, 1]), Vec::new());
+        let why = stranger().turned_away(word(&[HELLO, VERSION, 2, 1]), Vec::new());
         assert!(why.contains("rank 1 has joined already"), "{kind}: {why}");
         let x = || vec![("x".to_owned(), Value::from(Tensor::of_i64(&[7])))];
         send_activation(&one, 0, 3, &x()).unwrap();
@@ -134,7 +137,7 @@ fn a_spec_beyond_its_cap_is_neither_sent_nor_taken() {
     };
     // A rank 1 that does what it wants.
     let one = Stranger::connect(&local, &addresses[0]);
-    one.link.send(Frame::head(word(&[HELLO, 1, 2, 1]))).unwrap();
+    one.link.send(Frame::head(word(&[HELLO, VERSION, 2, 1]))).unwrap();
     let zero = zero.join().unwrap();
 
     let beyond = MAX_SPEC_BYTES as usize + 1;

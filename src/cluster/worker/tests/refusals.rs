@@ -331,7 +331,7 @@ fn questions_about_nodes_are_answered_or_refused() {
         ("cudda", bytes, "there is no device `cudda:0`"),
         ("cpu", vec![1, 2, 3], "no question about nodes"),
         ("cpu", Vec::new(), "no question about nodes"),
-        ("cpu", vec![0; 8192], "4096 bytes"),
+        ("cpu", vec![0; 8192], "may hold 4096"),
     ] {
         let error = ask(3, device, question).unwrap_err();
         assert!(error.contains(words), "{error}");
