@@ -114,7 +114,7 @@ fn every_operator_that_the_device_has_passes_its_cases() {
         assert!(ran.contains_key(&(row.domain, row.op)), "no case of {row:?} ran");
     }
     eprintln!("{cases} cases of {} operators on wgpu:0, {} refused late", ran.len(), late.len());
-    let reasons = ["fit 32 bits", "does not fit", "rows without elements", "scale or bias"];
+    let reasons = ["fit 32 bits", "does not fit", "rows without elements"];
     for refused in &late {
         assert!(reasons.iter().any(|r| refused.contains(r)), "{refused}");
     }
@@ -279,6 +279,26 @@ fn neighbours_on_the_gpu_hand_tensors_over() {
     assert!(report.boundaries.iter().all(|b| b.path == EdgePath::Device), "{report}");
     let items: Vec<Tensor> = (0..80).map(|n| numbers(&[1 + n % 5, 16], n)).collect();
     compare(&pipeline, &on_cpu(graph), &items, 1e-4);
+}
+
+#[test]
+fn indices_that_stay_on_the_gpu_are_checked() {
+    let Some(_device) = adapter() else { return };
+    let mut g = GraphBuilder::new("lookup");
+    let x = g.input("x", DType::F32, [2.into()]).unwrap();
+    let i = g.op("Cast", &[x], &[("to", 6.into())]).unwrap();
+    let table = g.constant(numbers(&[3, 4], 1)).unwrap();
+    let y = g.op("Gather", &[table, i], &[]).unwrap();
+    let graph = g.finish([("y", y)]).unwrap();
+    let pipeline = Pipeline::builder(graph.clone()).stages(2, &["wgpu:0"]).unwrap();
+    let pipeline = pipeline.in_flight(3).spawn().unwrap();
+    let report = pipeline.sequential().report(&|_| None);
+    assert_eq!(report.boundaries.len(), 1);
+    assert_eq!(report.boundaries[0].path, EdgePath::Device, "{report}");
+    let item = |k: f32| Tensor::new([2], vec![0.0, k]).unwrap();
+    compare(&pipeline, &on_cpu(graph), &[item(2.0), item(-3.0)], 0.0);
+    let error = pipeline.push([("x", item(3.0))]).unwrap().wait().unwrap_err();
+    assert!(error.to_string().contains("3 in"), "{error}");
 }
 
 #[test]

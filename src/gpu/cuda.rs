@@ -145,6 +145,5 @@ fn function(f: Function, ty: Scalar) -> &'static str {
         (Function::Min, _) => "min",
         (Function::Round, _) => "rintf",
         (Function::Sqrt, _) => "sqrtf",
-        (Function::Trunc, _) => "truncf",
     }
 }

@@ -66,7 +66,6 @@ pub(super) enum Function {
     /// To the nearest, ties to even.
     Round,
     Sqrt,
-    Trunc,
 }
 
 /// A typed expression.
@@ -220,7 +219,8 @@ literals!(f32 => F32, i32 => I32, u32 => U32, bool => Bool);
 
 fn infix(op: Infix, a: Expr, b: Expr) -> Expr {
     use Infix::{Both, Either, Eq, Ge, Gt, Le, Lt, Ne, Shl, Shr};
-    debug_assert!(matches!(op, Shl | Shr) || a.ty == b.ty, "{op:?} of {:?} and {:?}", a, b);
+    // A shift takes its distance as it is; other operands are of the left one's type.
+    let b = if matches!(op, Shl | Shr) { b } else { b.to(a.ty) };
     let ty = match op {
         Eq | Ne | Lt | Le | Gt | Ge | Both | Either => Scalar::Bool,
         _ => a.ty,
@@ -347,7 +347,7 @@ pub(super) fn select(
     no: impl Into<Expr>,
 ) -> Expr {
     let (yes, no) = (yes.into(), no.into());
-    debug_assert_eq!(yes.ty, no.ty);
+    let no = no.to(yes.ty);
     expr(yes.ty, Node::Select(condition.into(), yes, no))
 }
 
@@ -426,9 +426,7 @@ impl Builder {
 
     /// Gives a variable a new value.
     pub(super) fn set(&mut self, v: Var, e: impl Into<Expr>) {
-        let e = e.into();
-        debug_assert_eq!(v.ty, e.ty);
-        self.push(Stmt::Set(v.id, e));
+        self.push(Stmt::Set(v.id, e.to(v.ty)));
     }
 
     /// Word `i` of the table.
@@ -472,8 +470,7 @@ impl Builder {
 
     /// Stores an element of the output.
     pub(super) fn store(&mut self, at: impl Into<Expr>, e: impl Into<Expr>) {
-        let e = e.into();
-        debug_assert_eq!(e.ty, self.kernel.output);
+        let e = e.to(self.kernel.output);
         let e = if e.ty == Scalar::Bool { e.to(Scalar::U32) } else { e };
         self.push(Stmt::Store(at.into(), e));
     }

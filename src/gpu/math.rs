@@ -43,6 +43,23 @@ pub(super) fn ln(b: &mut Builder, x: Var) -> Expr {
     select(tiny, scaled, x.ln())
 }
 
+/// The number in another type: a float becomes a whole number towards zero, the nearest there is
+/// beyond the type's range, and 0 for NaN.
+pub(super) fn cast(b: &mut Builder, x: Var, ty: Scalar) -> Expr {
+    // The first float beyond the range, and the largest within.
+    let (lowest, beyond, largest, top): (f32, f32, f32, Expr) = match (x.ty, ty) {
+        (Scalar::F32, Scalar::I32) => {
+            (-2_147_483_648.0, 2_147_483_648.0, 2_147_483_520.0, i32::MAX.into())
+        }
+        (Scalar::F32, Scalar::U32) => (0.0, 4_294_967_296.0, 4_294_967_040.0, u32::MAX.into()),
+        _ => return x.to(ty),
+    };
+    let number = b.bind(select(is_nan(x), 0.0, x));
+    let within = clip(b, number, lowest, largest);
+    let within = b.bind(within);
+    select(number.ge(beyond), top, within.to(ty))
+}
+
 /// `1 / (1 + e^-x)`.
 pub(super) fn sigmoid(x: impl Into<Expr>) -> Expr {
     Expr::from(1.0) / ((-x.into()).exp() + 1.0)
@@ -198,5 +215,7 @@ pub(super) fn power(b: &mut Builder, x: Var, y: Var) -> Expr {
     let lowest = x.bits(Scalar::U32).equals(0xff80_0000_u32);
     let negative = select(whole, signed, select(lowest, size, f32::NAN));
     let made = select(x.lt(0.0), negative, size);
-    select(y.equals(0.0).or(x.equals(1.0)), 1.0, made)
+    // Both infinities are even, and of -1 all their powers are 1.
+    let ones = x.equals(-1.0).and(y.abs().bits(Scalar::U32).equals(0x7f80_0000_u32));
+    select(y.equals(0.0).or(x.equals(1.0)).or(ones), 1.0, made)
 }

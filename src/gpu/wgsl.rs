@@ -162,6 +162,5 @@ fn function(f: Function) -> &'static str {
         Function::Min => "min",
         Function::Round => "round",
         Function::Sqrt => "sqrt",
-        Function::Trunc => "trunc",
     }
 }

@@ -283,6 +283,18 @@ fn cast_cases() -> Vec<Case> {
             .output(filled(&[5], &[-1i32, 0, 0, 1, 300])),
         new("out of range is the nearest", DType::I64, filled(&[3], &[1e30f32, -1e30, f32::NAN]))
             .output(filled(&[3], &[i64::MAX, i64::MIN, 0])),
+        new(
+            "out of the range of 32 bits",
+            DType::I32,
+            filled(&[5], &[3e9f32, -3e9, f32::NAN, f32::INFINITY, 2_147_483_520.0]),
+        )
+        .output(filled(&[5], &[i32::MAX, i32::MIN, 0, i32::MAX, 2_147_483_520])),
+        new(
+            "out of the range of u32",
+            DType::U32,
+            filled(&[4], &[5e9f32, -1.0, f32::NAN, 4_294_967_040.0]),
+        )
+        .output(filled(&[4], &[u32::MAX, 0, 0, 4_294_967_040])),
         new("floats to bool", DType::Bool, floats)
             .output(filled(&[5], &[true, false, true, true, true])),
         new("bool to f32", DType::F32, filled(&[2, 1], &[true, false]))

@@ -77,6 +77,7 @@ pub use def::{AttributeDef, AttributeKind, OpDef, Port, PortKind, types};
 pub(crate) use dequant::decoded_weights;
 pub use infer::{Infer, infer_graph};
 pub use kernel::{CpuKernel, Io, Prepare, kernel_fn};
+pub(crate) use pad::padded;
 pub use profile::{NodeProfile, Profiler, Recorder, SegmentProfile};
 pub use program::{CompileOptions, Program, RunContext};
 pub use registry::{MissingOp, OpRegistry};

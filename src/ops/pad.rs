@@ -107,6 +107,28 @@ fn by_axis<T: Clone + Default>(
     Ok(out)
 }
 
+/// The elements before the input along each axis (negative: cut off) of a node that pads an input of
+/// this shape, as long as pads and extents go together.
+///
+/// # Errors
+/// As the kernel of the CPU.
+pub(crate) fn padded(
+    node: &Node,
+    pads: &[i64],
+    axes: Option<&[i64]>,
+    shape: &[usize],
+) -> Result<Vec<isize>> {
+    let mode = mode(node)?;
+    let pads = by_axis(pads, axes, shape.len())?;
+    pads.iter()
+        .zip(shape)
+        .map(|(&(before, after), &extent)| {
+            Axis::new(before, after, extent, mode)?;
+            isize::try_from(before).map_err(|_| err!(Limit, "a pad of {before} is too large"))
+        })
+        .collect()
+}
+
 #[derive(Debug)]
 struct Pad {
     mode: Mode,

@@ -254,6 +254,11 @@ fn log_softmax_cases() -> Vec<Case> {
     let logs = [-3.440_189_7f32, -2.440_189_7, -1.440_189_7, -0.440_189_7];
     let down: Vec<f32> = logs.iter().flat_map(|v| [*v, *v]).collect();
     vec![
+        // Rounded once at 2^20, the logarithm would be lost.
+        new("large numbers")
+            .input(filled(&[1, 2], &[1_048_576f32, 1_048_576.]))
+            .output(filled(&[1, 2], &[-0.693_147_2f32, -0.693_147_2]))
+            .close(1e-6, 1e-6),
         new("last axis by default")
             .input(filled(&[1, 4], &[1000f32, 1001., 1002., 1003.]))
             .output(filled(&[1, 4], &logs))
@@ -277,6 +282,9 @@ fn hardmax_cases() -> Vec<Case> {
         Case::new("Hardmax", 13, "the first of equals")
             .input(x.clone())
             .output(filled(&[2, 3], &[0f32, 1., 0., 1., 0., 0.])),
+        Case::new("Hardmax", 13, "the first NaN")
+            .input(filled(&[1, 3], &[1f32, f32::NAN, 3.]))
+            .output(filled(&[1, 3], &[0f32, 1., 0.])),
         Case::new("Hardmax", 13, "axis 0")
             .attr("axis", 0i64)
             .input(x.clone())

@@ -122,6 +122,8 @@ static void launch(dim3 groups, dim3 threads, bool barriers, std::function<void(
       }
 }
 
+static std::vector<std::pair<void*, size_t>> mapped;
+
 // A buffer whose last byte is the last one before a page that nobody may touch.
 static char* guarded(size_t bytes) {
   size_t page = size_t(sysconf(_SC_PAGESIZE));
@@ -130,9 +132,16 @@ static char* guarded(size_t bytes) {
                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) fail("no memory");
   mprotect(at + whole, page, PROT_NONE);
+  mapped.push_back({at, whole + page});
   // What nobody wrote is not a number.
   memset(at, 0xff, whole);
   return at + whole - bytes;
+}
+
+// Gives the buffers of a job back.
+static void release() {
+  for (auto& m : mapped) munmap(m.first, m.second);
+  mapped.clear();
 }
 
 static FILE* input;

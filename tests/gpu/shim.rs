@@ -79,7 +79,7 @@ pub(crate) fn run(
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
     std::fs::write(at("kernels.cpp"), program(kernels)).unwrap();
     let made = Command::new(compiler)
-        .args(["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-I"])
+        .args(["-std=c++17", "-O1", "-w", "-fwrapv", "-ffp-contract=off", "-I"])
         .arg(here)
         .arg(at("kernels.cpp"))
         .arg("-o")

@@ -44,6 +44,7 @@ int main(int, char** arguments) {
       unsigned which = shim::word();
       if (sizes[which]) fwrite(buffers[which], 1, sizes[which], output);
     }
+    shim::release();
   }
   fclose(output);
   return 0;

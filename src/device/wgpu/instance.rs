@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::context::{Context, LEAST};
-use super::segment::{Ready, UNIFORM_STEP, WgpuSegment};
+use super::segment::{Ready, UNIFORM_STEP, WgpuSegment, on_host};
 use crate::device::{Delivery, Instance, InstanceOptions, Submitted, run_submitted};
 use crate::error::{Result, bail, err};
 use crate::gpu::{Operand, OutputPlace, narrowed, widened};
@@ -81,6 +81,12 @@ impl WgpuInstance {
     pub(super) fn new(segment: Arc<WgpuSegment>, options: InstanceOptions) -> Result<Self> {
         segment.context.fault()?;
         let listener = segment.context.listen(&options.waker);
+        let deliveries = (0..segment.outputs()).map(|i| match options.delivery(i) {
+            Delivery::Device if segment.is_watched(i) => Delivery::Both,
+            other => other,
+        });
+        let deliveries = deliveries.collect();
+        let options = options.outputs(deliveries);
         let (benches, pool) = (Vec::new(), BufferPool::default());
         Ok(Self(Some(State { segment, options, listener, benches, pool, clock: 0 })))
     }
@@ -271,6 +277,9 @@ impl Bench {
             match &inputs[*input] {
                 _ if bytes == 0 => {}
                 Value::Resident(r) => {
+                    if place.range.is_some() {
+                        narrowed(on_host(&inputs[*input])?, place.range, &ready.names[*input])?;
+                    }
                     let Some(memory) = r.queued::<Memory>(context.order) else {
                         return Err(context.error(&format!("{} is of another queue", r.describe())));
                     };

@@ -1,12 +1,13 @@
 //! A graph compiled for an adapter: constants on the device, launches for each set of extents.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use super::context::{Context, Pipeline, lock};
 use super::instance::WgpuInstance;
 use crate::device::{CompiledSegment, Instance, InstanceOptions};
-use crate::error::{Result, bail};
+use crate::error::{Result, bail, err};
 use crate::gpu::{
     Lowered, LoweringOptions, Operand, Tiling, device_scalar, extent_inputs, narrowed,
 };
@@ -58,7 +59,7 @@ impl Ready {
                 Part::Extents(dtype, shape) => {
                     value.dtype() == Some(*dtype) && value.shape() == Some(shape)
                 }
-                Part::Whole(tensor) => value.tensor().is_ok_and(|t| t == tensor),
+                Part::Whole(tensor) => on_host(value).is_ok_and(|t| t == tensor),
             })
     }
 }
@@ -71,6 +72,8 @@ pub(super) struct WgpuSegment {
     ops: OpRegistry,
     /// For each input whether its numbers decide extents.
     decides: Vec<bool>,
+    /// Outputs whose numbers a neighbour on the device looks at on the host.
+    watched: Mutex<HashSet<usize>>,
     constants: Mutex<HashMap<ValueId, wgpu::Buffer>>,
     ready: Mutex<Vec<Arc<Ready>>>,
 }
@@ -82,7 +85,8 @@ impl WgpuSegment {
     pub(super) fn new(context: Arc<Context>, graph: Graph, ops: OpRegistry) -> Result<Self> {
         let decides = extent_inputs(&graph);
         let (constants, ready) = (Mutex::default(), Mutex::default());
-        let segment = Self { context, graph, ops, decides, constants, ready };
+        let watched = Mutex::default();
+        let segment = Self { context, graph, ops, decides, watched, constants, ready };
         let zeros = |(v, decides): (&ValueId, &bool)| -> Option<Value> {
             let fact = &segment.graph.value(*v).fact;
             let shape = fact.concrete_shape().filter(|_| !decides)?;
@@ -127,7 +131,7 @@ impl WgpuSegment {
                 bail!(Unsupported, "input `{name}` is {}", value.describe())
             };
             if self.decides[i] {
-                let tensor = value.tensor()?.clone();
+                let tensor = on_host(value)?.clone();
                 graph.bind_input(name, tensor.clone())?;
                 key.push(Part::Whole(tensor));
             } else if device_scalar(dtype).is_some() {
@@ -203,6 +207,39 @@ impl WgpuSegment {
     }
 }
 
+impl WgpuSegment {
+    /// How many outputs it has.
+    pub(super) fn outputs(&self) -> usize {
+        self.graph.outputs().len()
+    }
+
+    /// Whether a neighbour looks at an output on the host, besides taking it on the device.
+    pub(super) fn is_watched(&self, output: usize) -> bool {
+        lock(&self.watched).contains(&output)
+    }
+
+    /// Whether the numbers of an input are looked at on the host: extents follow from them, or they
+    /// may be indices.
+    fn looks_at(&self, input: usize) -> bool {
+        let dtype = self.graph.inputs().get(input).map(|v| self.graph.value(*v).fact.dtype);
+        let whole = matches!(dtype, Some(Some(DType::I32 | DType::I64) | None));
+        whole || self.decides.get(input).copied().unwrap_or(true)
+    }
+}
+
+/// The copy of a value that is on the host.
+///
+/// # Errors
+/// If there is none.
+pub(super) fn on_host(value: &Value) -> Result<&Tensor> {
+    match value {
+        Value::Resident(r) => r.host().ok_or_else(|| {
+            err!(Unsupported, "{} is not on the host, where its numbers are checked", r.describe())
+        }),
+        other => other.tensor(),
+    }
+}
+
 /// A shared handle on a segment: instances keep it.
 #[derive(Debug)]
 pub(super) struct Shared(pub(super) Arc<WgpuSegment>);
@@ -221,6 +258,18 @@ impl CompiledSegment for Shared {
     fn weight_bytes(&self) -> usize {
         let constants = self.0.graph.values().iter().filter_map(|v| v.constant.as_ref());
         constants.map(Tensor::bytes).sum()
+    }
+
+    fn connect(&self, output: usize, to: &dyn CompiledSegment, input: usize) -> Result<()> {
+        let to = to.as_any().and_then(|to| to.downcast_ref::<Self>());
+        if to.is_none_or(|to| to.0.looks_at(input)) {
+            lock(&self.0.watched).insert(output);
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {

@@ -74,8 +74,6 @@ pub(in crate::gpu) enum Binary {
     Max,
     Min,
     Pow,
-    /// The remainder with the sign of the dividend.
-    Remainder,
     Equal,
     Less,
     LessOrEqual,
@@ -213,7 +211,7 @@ impl Unary {
                     (false, false) => false.into(),
                 }
             }
-            Self::Cast(ty) => x.to(ty),
+            Self::Cast(ty) => math::cast(b, x, ty),
             Self::Scale(by) => x * by,
         }
     }
@@ -232,7 +230,6 @@ impl Binary {
             Self::Max => x.max(y),
             Self::Min => x.min(y),
             Self::Pow => math::power(b, x, y),
-            Self::Remainder => x - y * (x / y).call(Function::Trunc),
             Self::Equal => x.equals(y),
             Self::Less => x.lt(y),
             Self::LessOrEqual => x.le(y),

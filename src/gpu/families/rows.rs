@@ -62,7 +62,16 @@ fn add(a: Var, b: Var) -> Expr {
 
 /// Whether `b` comes before `a`: NaN comes before everything.
 fn before(a: Var, b: Var, better: Expr) -> Expr {
-    if a.ty == Scalar::F32 { better.or(math::is_nan(b).and(!math::is_nan(a))) } else { better }
+    if a.ty != Scalar::F32 {
+        return better;
+    }
+    better.and(!math::is_nan(a)).or(math::is_nan(b).and(!math::is_nan(a)))
+}
+
+/// As [`before`]; of equal ones and of several NaN the last.
+fn later(a: Var, b: Var, better: Expr) -> Expr {
+    let better = before(a, b, better).or(b.equals(a));
+    if a.ty == Scalar::F32 { better.or(math::is_nan(b)) } else { better }
 }
 
 fn larger(a: Var, b: Var) -> Expr {
@@ -170,7 +179,7 @@ impl Rows {
     }
 
     /// Mean and one over the deviation.
-    fn moments(&mut self, centred: bool, epsilon: f32) -> (Var, Var) {
+    fn moments(&mut self, centred: bool, epsilon: f32, floor: f32) -> (Var, Var) {
         let n = self.b.bind(self.n.to(Scalar::F32));
         let mean = if centred {
             let sum = self.fold(0.0.into(), |_, e| e, add);
@@ -186,7 +195,7 @@ impl Rows {
             },
             add,
         );
-        let scale = self.b.bind(Expr::from(1.0) / (square / n + epsilon).sqrt());
+        let scale = self.b.bind(Expr::from(1.0) / ((square / n + epsilon).sqrt() + floor));
         (mean, scale)
     }
 
@@ -285,9 +294,9 @@ pub(in crate::gpu) fn arg(largest: bool, last: bool, ty: Scalar, plain: bool) ->
         let e = b.bind(b.load(x, at));
         let better = match (largest, last) {
             (true, false) => before(best, e, e.gt(best)),
-            (true, true) => before(best, e, e.ge(best)),
+            (true, true) => later(best, e, e.gt(best)),
             (false, false) => before(best, e, e.lt(best)),
-            (false, true) => before(best, e, e.le(best)),
+            (false, true) => later(best, e, e.lt(best)),
         };
         b.when(better, |b| {
             b.set(best, e);
@@ -306,8 +315,8 @@ pub(in crate::gpu) fn softmax(logarithm: bool, walk: Walk) -> Kernel {
     let most = rows.largest();
     let sum = rows.fold(0.0.into(), |_, e| (e - most).exp(), add);
     if logarithm {
-        let low = rows.b.bind(sum.ln() + most);
-        rows.map(|_, _, e, _| e - low)
+        let low = rows.b.bind(sum.ln());
+        rows.map(|_, _, e, _| e - most - low)
     } else {
         let scale = rows.b.bind(Expr::from(1.0) / sum);
         rows.map(|_, _, e, _| (e - most).exp() * scale)
@@ -324,7 +333,7 @@ pub(in crate::gpu) fn hardmax(plain: bool) -> Kernel {
     let x = rows.x;
     rows.each(|b, i, at| {
         let e = b.bind(b.load(x, at));
-        b.when(e.gt(best), |b| {
+        b.when(before(best, e, e.gt(best)), |b| {
             b.set(best, e);
             b.set(found, i);
         });
@@ -357,7 +366,10 @@ pub(in crate::gpu) fn lp_normalise(square: bool, walk: Walk) -> Kernel {
 pub(in crate::gpu) struct Normalisation {
     /// Whether the mean is taken off.
     pub(in crate::gpu) centred: bool,
+    /// What is added to the variance.
     pub(in crate::gpu) epsilon: f32,
+    /// What is added to the deviation.
+    pub(in crate::gpu) floor: f32,
     pub(in crate::gpu) scale: bool,
     pub(in crate::gpu) bias: bool,
 }
@@ -374,7 +386,7 @@ pub(in crate::gpu) fn normalise(n: Normalisation, walk: Walk) -> Kernel {
     let mut rows = Rows::new(&name, WORDS4 + 1, walk, Scalar::F32, Scalar::F32);
     let scale = n.scale.then(|| rows.b.input(Scalar::F32));
     let bias = n.bias.then(|| rows.b.input(Scalar::F32));
-    let (mean, by) = rows.moments(n.centred, n.epsilon);
+    let (mean, by) = rows.moments(n.centred, n.epsilon, n.floor);
     rows.map(|b, i, e, row| {
         let e = b.bind((e - mean) * by);
         if scale.is_none() && bias.is_none() {

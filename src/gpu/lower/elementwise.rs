@@ -195,7 +195,6 @@ fn binary_of(node: &Node) -> Result<Option<Binary>> {
         "Max" => Binary::Max,
         "Min" => Binary::Min,
         "Pow" => Binary::Pow,
-        "Mod" => Binary::Remainder,
         "Equal" => Binary::Equal,
         "Less" => Binary::Less,
         "LessOrEqual" => Binary::LessOrEqual,
@@ -250,7 +249,12 @@ pub(super) fn power(site: &Site<'_>) -> Result<Made> {
         _ if site.scalar(1)? == Scalar::F32 => {
             return site.link(Link::Binary(Binary::Pow), &[0, 1]);
         }
-        _ => bail!(Unsupported, "an exponent that is not a float"),
+        _ => {
+            let leaves = site.broadcast_leaves(&[0, 1])?;
+            let cast = (Link::Unary(Unary::Cast(Scalar::F32)), vec![Argument::Leaf(1)]);
+            let power = (Link::Binary(Binary::Pow), vec![Argument::Leaf(0), Argument::Link(0)]);
+            return site.chain(Chain { links: vec![cast, power] }, leaves);
+        }
     };
     site.link(Link::Unary(f), &[0])
 }
@@ -284,6 +288,9 @@ pub(super) fn choice(site: &Site<'_>) -> Result<Made> {
 /// `Clip`, whose bounds are attributes or tensors of one element.
 pub(super) fn clip(site: &Site<'_>) -> Result<Made> {
     if site.node.inputs.len() < 2 {
+        if site.scalar(0)? != Scalar::F32 {
+            return site.link(Link::Unary(Unary::Identity), &[0]);
+        }
         return unary(site);
     }
     let out = site.out_shape()?;

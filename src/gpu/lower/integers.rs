@@ -99,8 +99,10 @@ impl Lowering<'_> {
             && let [Some(a), Some(b), Some(by)] =
                 [start, end, step].map(|v| self.constants.get(&v).and_then(|t| t.to_i64s().ok()))
             && let ([a], [b], [by]) = (&a[..], &b[..], &by[..])
-            && (if *by > 0 { (*a, *b - 1) } else { (*b + 1, *a) }).0 >= range.0
-            && (if *by > 0 { (*a, *b - 1) } else { (*b + 1, *a) }).1 <= range.1
+            && let (lo, hi) =
+                if *by > 0 { (*a, b.saturating_sub(1)) } else { (b.saturating_add(1), *a) }
+            && lo >= range.0
+            && hi <= range.1
         {
             return Ok(());
         }

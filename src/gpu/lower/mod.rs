@@ -243,7 +243,7 @@ impl<'a> Lowering<'a> {
                 }
                 Made::Steps(steps) => self.steps.extend(steps),
                 Made::Chain(fused) => {
-                    let fused = self.spliced(fused);
+                    let fused = self.spliced(fused).map_err(context)?;
                     match self.deferrable.contains(&fused.output) {
                         true => {
                             self.pending.insert(fused.output, fused);
@@ -258,7 +258,7 @@ impl<'a> Lowering<'a> {
 
     /// A chain with the chains of what it reads put in, as far as they fit; the others come before
     /// it.
-    fn spliced(&mut self, mut fused: Fused) -> Fused {
+    fn spliced(&mut self, mut fused: Fused) -> Result<Fused> {
         let mut at = 0;
         while at < fused.leaves.len() {
             let v = fused.leaves[at].value;
@@ -271,13 +271,11 @@ impl<'a> Lowering<'a> {
             if room {
                 fused.splice(at, &inner);
             } else {
-                if let Ok(step) = inner.step() {
-                    self.steps.push(step);
-                }
+                self.steps.push(inner.step()?);
                 at += 1;
             }
         }
-        fused
+        Ok(fused)
     }
 
     /// Chooses buffers: a value's buffer serves again once its last reader is done.

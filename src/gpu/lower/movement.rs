@@ -162,12 +162,7 @@ pub(super) fn pad(site: &Site<'_>) -> Result<Made> {
         Some(pads) => (pads.to_vec(), None),
         None => (site.ints(1)?.unwrap_or_default(), site.ints(3)?),
     };
-    let count = pads.len() / 2;
-    let mut before = vec![0_isize; rank];
-    for (i, pad) in pads.iter().take(count).enumerate() {
-        let axis = axes.as_ref().map_or(i as i64, |a| a.get(i).copied().unwrap_or(0));
-        before[normalise_axis(axis, rank)?] = *pad as isize;
-    }
+    let before = crate::ops::padded(site.node, &pads, axes.as_deref(), &x)?;
     let beyond = match site.node.string("mode")?.unwrap_or("constant") {
         "constant" => None,
         "edge" => Some(Beyond::Edge),

@@ -141,7 +141,11 @@ pub(super) fn gemm(site: &Site<'_>) -> Result<Made> {
     let c = site.optional(2).filter(|_| beta != 0.0);
     let bias = match c {
         Some(v) => {
-            let s = broadcast_strides(&shape_of(site.graph, v)?, &[m, n]);
+            let c = shape_of(site.graph, v)?;
+            if c.rank() > 2 || broadcast_shapes(&[&c, &[m, n]])?[..] != [m, n] {
+                bail!(Shape, "C is {c}, which is not broadcast to [{m},{n}]");
+            }
+            let s = broadcast_strides(&c, &[m, n]);
             [s[0], s[1]]
         }
         None => [0, 0],

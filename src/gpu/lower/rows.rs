@@ -198,7 +198,7 @@ pub(super) fn layer(site: &Site<'_>) -> Result<Made> {
         }
     }
     let epsilon = site.node.float_or("epsilon", 1e-5)?;
-    let normalisation = Normalisation { centred, epsilon, scale: true, bias };
+    let normalisation = Normalisation { centred, epsilon, floor: 0.0, scale: true, bias };
     site.normalised(&within, normalisation, [1, 0, 1, length])
 }
 
@@ -227,7 +227,8 @@ pub(super) fn group(site: &Site<'_>) -> Result<Made> {
         bail!(Shape, "there are not as many biases as scales");
     }
     let epsilon = site.node.float_or("epsilon", 1e-5)?;
-    let normalisation = Normalisation { centred: true, epsilon, scale: true, bias: true };
+    let normalisation =
+        Normalisation { centred: true, epsilon, floor: 0.0, scale: true, bias: true };
     // Items, groups, and what lies in a group.
     let rows = Rows::new(&[items, groups, each * plane], &[false, false, true], None)?;
     let kernel = rows::normalise(normalisation, rows.walk);
@@ -243,7 +244,8 @@ pub(super) fn mean_variance(site: &Site<'_>) -> Result<Made> {
     for a in site.node.ints("axes")?.unwrap_or(&[0, 2, 3]) {
         within[normalise_axis(*a, x.rank())?] = true;
     }
-    let normalisation = Normalisation { centred: true, epsilon: 0.0, scale: false, bias: false };
+    let normalisation =
+        Normalisation { centred: true, epsilon: 0.0, floor: 1e-9, scale: false, bias: false };
     site.normalised(&within, normalisation, [1, 0, 1, 1])
 }
 

@@ -1,10 +1,12 @@
 //! The operators that there are kernels for.
 
-use super::site::{Site, device_scalar};
+use super::site::{MOST_GROUPS, Site, device_scalar};
 use super::{Made, elementwise, movement, product, rows, windows};
 use crate::error::{Result, bail};
+use crate::gpu::families::AXES;
+use crate::gpu::families::elementwise::MOST_LEAVES;
 use crate::graph::{Fact, Node};
-use crate::tensor::DType;
+use crate::tensor::{DType, broadcast_shapes, normalise_axis};
 
 /// An operator that there is a kernel for.
 pub struct Row {
@@ -36,6 +38,7 @@ const NUMBERS: &[DType] = &[DType::F32, DType::I32, DType::U32];
 const ORDERED: &[DType] = &[DType::F32, DType::I32, DType::U32, DType::I64];
 /// Elements that are moved.
 const ANY: &[DType] = &[DType::F32, DType::I32, DType::U32, DType::I64, DType::Bool];
+const SIGNED: &[DType] = &[DType::F32, DType::I32];
 const U: &[DType] = &[DType::U32];
 /// Numbers whose bits are taken: those of 64 bits that fit 32 do so afterwards, too.
 const WHOLE: &[DType] = &[DType::I32, DType::U32, DType::I64];
@@ -59,32 +62,31 @@ fn dtype(facts: &[Option<Fact>], i: usize) -> Option<DType> {
     facts.get(i)?.as_ref()?.dtype
 }
 
-fn whole_division(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
-    if dtype(facts, 0) != Some(DType::F32) {
-        return Some("a division by zero of whole numbers would go unnoticed".to_owned());
-    }
-    old_broadcast(node, facts)
-}
-
-fn remainder(node: &Node, _: &[Option<Fact>]) -> Option<String> {
-    let floats = node.int_or("fmod", 0).unwrap_or(0) != 0;
-    (!floats).then(|| "a division by zero of whole numbers would go unnoticed".to_owned())
-}
-
 fn condition(_: &Node, facts: &[Option<Fact>]) -> Option<String> {
     (dtype(facts, 0) != Some(DType::Bool)).then(|| "its condition is not bool".to_owned())
 }
 
-fn exponent(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
-    if dtype(facts, 0) != Some(DType::F32) {
-        return Some("it takes powers of f32 only".to_owned());
-    }
-    old_broadcast(node, facts)
+fn many(node: &Node, _: &[Option<Fact>]) -> Option<String> {
+    (node.inputs.len() > MOST_LEAVES)
+        .then(|| format!("it takes at most {MOST_LEAVES} operands at once"))
 }
 
-fn negative(_: &Node, facts: &[Option<Fact>]) -> Option<String> {
-    let unsigned = dtype(facts, 0) == Some(DType::U32);
-    unsigned.then(|| "it takes no negative of u32".to_owned())
+fn every_output(node: &Node, _: &[Option<Fact>]) -> Option<String> {
+    node.outputs.iter().any(Option::is_none).then(|| "it leaves no output out".to_owned())
+}
+
+/// The concrete extents of an input.
+fn extents(facts: &[Option<Fact>], i: usize) -> Option<Vec<usize>> {
+    facts.get(i)?.as_ref()?.concrete_shape()
+}
+
+/// Scale and bias of the shape of what is normalised.
+fn scaled(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
+    let dims = |i: usize| facts.get(i).and_then(Option::as_ref).and_then(|f| f.shape.as_ref());
+    let x = dims(0)?;
+    let axis = normalise_axis(node.int_or("axis", -1).ok()?, x.len()).ok()?;
+    let differs = (1..3).filter_map(dims).any(|s| s[..] != x[axis..]);
+    differs.then(|| "its scale and bias have the shape of what is normalised".to_owned())
 }
 
 fn conversion(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
@@ -136,6 +138,11 @@ fn windowed(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
     if ceil && node.op != "MaxPool" {
         return Some("it does not round the extents of a mean up".to_owned());
     }
+    let groups = usize::try_from(node.int_or("group", 1).unwrap_or(1)).unwrap_or(1);
+    let items = extents(facts, 0).and_then(|x| x.first().copied()).unwrap_or(0);
+    if node.op.ends_with("Conv") && items.saturating_mul(groups) > MOST_GROUPS as usize {
+        return Some(format!("it takes at most {MOST_GROUPS} items times groups"));
+    }
     let norm = node.op == "LpPool" && !(1..=2).contains(&node.int_or("p", 2).unwrap_or(0));
     norm.then(|| "it knows the first and the second norm only".to_owned())
 }
@@ -147,28 +154,23 @@ fn resized(node: &Node, _: &[Option<Fact>]) -> Option<String> {
     crops.then(|| "it takes no elements from outside of the input".to_owned())
 }
 
-fn sums(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
-    let floats =
-        matches!(node.op.as_str(), "ReduceMean" | "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp");
-    match dtype(facts, 0) {
-        Some(DType::F32) => None,
-        Some(DType::I64) if !matches!(node.op.as_str(), "ReduceMax" | "ReduceMin") => {
-            Some("that sums of i64 fit 32 bits is not proven".to_owned())
-        }
-        _ if floats => Some("it takes means and roots of f32 only".to_owned()),
-        _ => None,
-    }
-}
-
 fn indexed(_: &Node, facts: &[Option<Fact>]) -> Option<String> {
     let fits = matches!(dtype(facts, 1), Some(DType::I32 | DType::I64));
     (!fits).then(|| "its indices are not i32 or i64".to_owned())
 }
 
-fn multiplied(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
+fn multiplied(_: &Node, facts: &[Option<Fact>]) -> Option<String> {
     let rank = |i: usize| facts.get(i).and_then(Option::as_ref).and_then(Fact::rank);
-    (node.op != "Gemm" && (rank(0) == Some(0) || rank(1) == Some(0)))
-        .then(|| "a scalar has no product".to_owned())
+    if rank(0) == Some(0) || rank(1) == Some(0) {
+        return Some("a scalar has no product".to_owned());
+    }
+    let lead = |i: usize| -> Option<Vec<usize>> {
+        let shape = extents(facts, i)?;
+        Some(shape[..shape.len().saturating_sub(2)].to_vec())
+    };
+    let (a, b) = (lead(0)?, lead(1)?);
+    let count: usize = broadcast_shapes(&[&a, &b]).ok()?.iter().product();
+    (count > MOST_GROUPS as usize).then(|| format!("it multiplies at most {MOST_GROUPS} at once"))
 }
 
 fn norm(node: &Node, _: &[Option<Fact>]) -> Option<String> {
@@ -218,14 +220,13 @@ pub static TABLE: &[Row] = &[
     element("Add", NUMBERS, old_broadcast, elementwise::binary),
     element("Sub", NUMBERS, old_broadcast, elementwise::binary),
     element("Mul", NUMBERS, old_broadcast, elementwise::binary),
-    element("Div", NUMBERS, whole_division, elementwise::binary),
-    element("Mod", F, remainder, elementwise::binary),
-    element("Pow", NUMBERS, exponent, elementwise::power),
+    element("Div", F, old_broadcast, elementwise::binary),
+    element("Pow", F, old_broadcast, elementwise::power),
     element("PRelu", F, old_broadcast, elementwise::binary),
-    element("Max", ORDERED, never, elementwise::variadic),
-    element("Min", ORDERED, never, elementwise::variadic),
-    element("Sum", F, never, elementwise::variadic),
-    element("Mean", F, never, elementwise::variadic),
+    element("Max", ORDERED, many, elementwise::variadic),
+    element("Min", ORDERED, many, elementwise::variadic),
+    element("Sum", F, many, elementwise::variadic),
+    element("Mean", F, many, elementwise::variadic),
     element("Equal", ANY, old_broadcast, elementwise::binary),
     element("Less", ORDERED, old_broadcast, elementwise::binary),
     element("LessOrEqual", ORDERED, old_broadcast, elementwise::binary),
@@ -242,11 +243,11 @@ pub static TABLE: &[Row] = &[
     element("Where", ANY, condition, elementwise::choice),
     element("Clip", ORDERED, never, elementwise::clip),
     element("Cast", ANY, conversion, elementwise::cast),
-    Row { reads: 1, ..element("CastLike", ANY, conversion, elementwise::cast) },
+    Row { reads: 2, ..element("CastLike", ANY, conversion, elementwise::cast) },
     element("BatchNormalization", F, training, elementwise::batch_norm),
     element("Relu", NUMBERS, never, elementwise::unary),
     element("Abs", NUMBERS, never, elementwise::unary),
-    element("Neg", NUMBERS, negative, elementwise::unary),
+    element("Neg", SIGNED, never, elementwise::unary),
     element("Sign", NUMBERS, never, elementwise::unary),
     element("Not", B, never, elementwise::unary),
     element("IsNaN", F, never, elementwise::unary),
@@ -291,16 +292,16 @@ pub static TABLE: &[Row] = &[
     element("BiasGelu", F, never, elementwise::bias_gelu).of(MICROSOFT),
     element("FastGelu", F, never, elementwise::bias_gelu).of(MICROSOFT),
     // Rows.
-    row("ReduceSum", 1, ORDERED, sums, rows::reduce),
-    row("ReduceMean", 1, F, sums, rows::reduce),
-    row("ReduceMax", 1, ORDERED, sums, rows::reduce),
-    row("ReduceMin", 1, ORDERED, sums, rows::reduce),
-    row("ReduceProd", 1, NUMBERS, sums, rows::reduce),
-    row("ReduceL1", 1, NUMBERS, sums, rows::reduce),
-    row("ReduceL2", 1, F, sums, rows::reduce),
-    row("ReduceSumSquare", 1, NUMBERS, sums, rows::reduce),
-    row("ReduceLogSum", 1, F, sums, rows::reduce),
-    row("ReduceLogSumExp", 1, F, sums, rows::reduce),
+    row("ReduceSum", 1, NUMBERS, never, rows::reduce),
+    row("ReduceMean", 1, F, never, rows::reduce),
+    row("ReduceMax", 1, ORDERED, never, rows::reduce),
+    row("ReduceMin", 1, ORDERED, never, rows::reduce),
+    row("ReduceProd", 1, NUMBERS, never, rows::reduce),
+    row("ReduceL1", 1, NUMBERS, never, rows::reduce),
+    row("ReduceL2", 1, F, never, rows::reduce),
+    row("ReduceSumSquare", 1, NUMBERS, never, rows::reduce),
+    row("ReduceLogSum", 1, F, never, rows::reduce),
+    row("ReduceLogSumExp", 1, F, never, rows::reduce),
     row("GlobalAveragePool", 1, F, never, rows::planes),
     row("GlobalMaxPool", 1, F, never, rows::planes),
     row("ArgMax", 1, ORDERED, never, rows::arg),
@@ -309,9 +310,9 @@ pub static TABLE: &[Row] = &[
     row("LogSoftmax", 1, F, never, rows::softmax),
     row("Hardmax", 1, F, never, rows::softmax),
     row("LpNormalization", 1, F, norm, rows::lp_normalise),
-    row("LayerNormalization", ALL, F, never, rows::layer),
-    row("RMSNormalization", ALL, F, never, rows::layer),
-    row("SimplifiedLayerNormalization", ALL, F, never, rows::layer),
+    row("LayerNormalization", ALL, F, scaled, rows::layer),
+    row("RMSNormalization", ALL, F, scaled, rows::layer),
+    row("SimplifiedLayerNormalization", ALL, F, scaled, rows::layer),
     row("InstanceNormalization", ALL, F, never, rows::group),
     row("GroupNormalization", ALL, F, never, rows::group),
     row("MeanVarianceNormalization", 1, F, never, rows::mean_variance),
@@ -324,7 +325,7 @@ pub static TABLE: &[Row] = &[
     row("Unsqueeze", 1, ANY, never, same),
     row("Transpose", 1, ANY, never, movement::transpose),
     row("Concat", ALL, ANY, never, movement::concat),
-    row("Split", 1, ANY, never, movement::split),
+    row("Split", 1, ANY, every_output, movement::split),
     row("Slice", 1, ANY, never, movement::slice),
     row("Expand", 1, ANY, never, movement::expand),
     row("Tile", 1, ANY, never, movement::tile),
@@ -375,8 +376,11 @@ pub fn supports(node: &Node, facts: &[Option<Fact>], limit: u64) -> Result<Optio
         return Ok(Some("its i64 are taken for extents, which are known beforehand".to_owned()));
     }
     let mut narrowed = None;
-    for fact in facts.iter().take(row.reads).flatten() {
+    for (i, fact) in facts.iter().take(row.reads).enumerate() {
+        let Some(fact) = fact else { continue };
         match fact.dtype {
+            // An exponent may be a whole number.
+            Some(DType::I32 | DType::U32) if op == "Pow" && i == 1 => {}
             Some(d) if row.types.contains(&d) => {
                 if d == DType::I64 {
                     narrowed = Some("its i64 are kept in 32 bits, which is checked".to_owned());
@@ -388,6 +392,9 @@ pub fn supports(node: &Node, facts: &[Option<Fact>], limit: u64) -> Result<Optio
             None => {
                 return Err(format!("it computes in {}, and the dtype is not known", names(row)));
             }
+        }
+        if fact.rank().is_some_and(|r| r > AXES) {
+            return Err(format!("it takes at most {AXES} axes"));
         }
         let elements = fact.concrete_shape().map(|s| s.iter().product::<usize>() as u64);
         if elements.is_some_and(|n| n.saturating_mul(4) > limit) {

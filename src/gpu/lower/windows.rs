@@ -9,6 +9,7 @@ use crate::gpu::families::elementwise::Unary;
 use crate::gpu::families::movement;
 use crate::gpu::families::pool::{self, Pool};
 use crate::gpu::families::product::{Epilogue, SHARED_SIDE, TILE, Tiling};
+use crate::graph::ValueId;
 use crate::ops::window::{Axis, WindowAttributes, padded_axes};
 use crate::tensor::Tensor;
 
@@ -39,6 +40,15 @@ impl Windows {
 }
 
 impl Site<'_> {
+    /// The third input: one number a channel.
+    fn bias(&self, channels: usize) -> Result<Option<ValueId>> {
+        let bias = self.optional(2);
+        if bias.is_some() && self.shape(2)?[..] != [channels] {
+            bail!(Shape, "the bias is {}, not one number for each of {channels}", self.shape(2)?);
+        }
+        Ok(bias)
+    }
+
     /// The windows over the last axes of an input.
     fn windows(&self, kernel: &[usize]) -> Result<Windows> {
         let attributes = WindowAttributes::read(self.node)?;
@@ -56,7 +66,7 @@ pub(super) fn convolve(site: &Site<'_>) -> Result<Made> {
         bail!(Shape, "{groups} groups over {x} with weights {w}");
     }
     let windows = site.windows(&w[2..])?;
-    let bias = site.optional(2);
+    let bias = site.bias(made)?;
     let fused = site.node.op == "FusedConv";
     let epilogue = if fused {
         site.epilogue(bias.is_some(), Some(3))?
@@ -120,7 +130,7 @@ pub(super) fn transposed(site: &Site<'_>) -> Result<Made> {
     let mut words = vec![word(channels / groups), word(outer)];
     words.extend(&windows.words);
     words.extend([word(groups), 0, 0, 0]);
-    let bias = site.optional(2);
+    let bias = site.bias(outer * groups)?;
     let reads = [Some(site.input(0)?), Some(site.input(1)?), bias];
     let kernel = convolution::transposed(bias.is_some());
     let reads = reads.into_iter().flatten().collect();

@@ -150,6 +150,13 @@ fn pow_cases() -> Vec<Case> {
     let inf = f32::INFINITY;
     vec![
         case(
+            "whole exponents",
+            filled(&[3], &[2f32, 3., -2.]),
+            filled(&[3], &[3i32, -1, 5]),
+            filled(&[3], &[8f32, 1. / 3., -32.]),
+        )
+        .close(1e-6, 1e-6),
+        case(
             "element by element",
             filled(&[3], &[1f32, 2., 3.]),
             filled(&[3], &[4f32, 5., 6.]),

@@ -281,6 +281,9 @@ fn clip_cases() -> Vec<Case> {
             .input(Tensor::scalar(1f32))
             .output(filled(&[4], &[-2f32, 0.5, 1., f32::NAN])),
         Case::new("Clip", 13, "no bounds").input(x.clone()).output(x.clone()),
+        Case::new("Clip", 13, "no bounds of whole numbers")
+            .input(filled(&[2], &[i32::MIN, 7]))
+            .output(filled(&[2], &[i32::MIN, 7])),
         Case::new("Clip", 13, "crossed bounds: the upper one wins")
             .input(filled(&[3], &[0f32, 3., 9.]))
             .input(Tensor::scalar(5f32))

@@ -129,6 +129,9 @@ pub(in crate::ops) static MEAN_VARIANCE_NORMALIZATION: OpDef = OpDef {
                 .input(filled(&[2, 1, 1, 2], &[1.0_f32, 3.0, 3.0, 5.0]))
                 .output(filled(&[2, 1, 1, 2], &[-1.414_213_5_f32, 0.0, 0.0, 1.414_213_5]))
                 .close(1e-6, 1e-6),
+            Case::new("MeanVarianceNormalization", 13, "all the same")
+                .input(filled(&[1, 1, 1, 3], &[2.0_f32, 2.0, 2.0]))
+                .output(filled(&[1, 1, 1, 3], &[0.0_f32, 0.0, 0.0])),
             Case::new("MeanVarianceNormalization", 13, "along the last axis")
                 .attr("axes", vec![-1_i64])
                 .input(filled(&[2, 2], &[1.0_f64, 3.0, 7.0, 5.0]))

@@ -169,6 +169,11 @@ fn arg_max_cases() -> Vec<Case> {
             .attr("axis", 0i64)
             .input(filled(&[4], &[1f32, f32::NAN, 9., f32::NAN]))
             .output(filled(&[1], &[1i64])),
+        new("the last NaN wins")
+            .attr("axis", 0i64)
+            .attr("select_last_index", 1i64)
+            .input(filled(&[5], &[1f32, f32::NAN, 9., f32::NAN, 9.]))
+            .output(filled(&[1], &[3i64])),
         new("empty")
             .attr("axis", 0i64)
             .input(filled::<f32>(&[2, 0], &[]))
