@@ -35,8 +35,10 @@ impl Placement {
     ///
     /// ```
     /// use brigade::partition::Placement;
-    /// let fft = Placement::from("fpga/datapath".parse().unwrap()).stage_id("fft-1024");
+    /// let device: brigade::DeviceId = "fpga/datapath".parse()?;
+    /// let fft = Placement::from(device).stage_id("fft-1024");
     /// assert_eq!(fft.stage_id.as_deref(), Some("fft-1024"));
+    /// # Ok::<(), brigade::Error>(())
     /// ```
     #[must_use]
     pub fn stage_id(mut self, id: impl Into<Arc<str>>) -> Self {
