@@ -105,6 +105,7 @@ fn through(in_flight: usize, queue: usize) -> Arc<Engine<u64>> {
         actors: Vec::new(),
         edges: vec![edge],
         devices: Vec::new(),
+        computing: Vec::new(),
         budget: Arc::new(CpuBudget::default()),
         notices: Vec::new(),
         origin: Instant::now(),
