@@ -4,7 +4,7 @@
 //! whole table. `Mul(Cast(Gather(W, indices)), Gather(scale, indices))` has the same bits, and the table
 //! stays as narrow as it is.
 
-use super::readers::{constant, is, output};
+use super::readers::{constant, free_name, is, output};
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node, ValueId};
 use crate::ops::OpRegistry;
@@ -187,13 +187,7 @@ fn operand(table: &Tensor, constant: &Tensor) -> Option<Operand> {
 }
 
 fn new_value(graph: &mut Graph, name: &str) -> Result<ValueId> {
-    let mut unique = name.to_owned();
-    let mut n = 1;
-    while graph.find(&unique).is_some() {
-        n += 1;
-        unique = format!("{name}#{n}");
-    }
-    graph.add_value(unique, Fact::unknown())
+    graph.add_value(free_name(graph, name), Fact::unknown())
 }
 
 fn unique_node(graph: &Graph, written: &[Node], name: &str) -> String {

@@ -144,13 +144,18 @@ pub(super) fn set_activation(node: &mut Node, (name, numbers): (&'static str, Ve
 
 /// Adds a constant whose name says what it is for.
 pub(super) fn add_constant(graph: &mut Graph, name: &str, tensor: Tensor) -> Result<ValueId> {
+    graph.add_constant(free_name(graph, name), tensor)
+}
+
+/// This name, or one like it that no value has.
+pub(super) fn free_name(graph: &Graph, name: &str) -> String {
     let mut unique = name.to_owned();
     let mut n = 1;
     while graph.find(&unique).is_some() {
         n += 1;
         unique = format!("{name}#{n}");
     }
-    graph.add_constant(unique, tensor)
+    unique
 }
 
 /// Puts an input in a place behind the last one too.
