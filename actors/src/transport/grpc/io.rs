@@ -63,6 +63,10 @@ fn words(error: &io::Error) -> String {
 /// time that they are copied out.
 const TURN: usize = 512 << 10;
 
+/// The first byte of an alert of TLS, which no answer of HTTP/2 begins with: it would be a frame of more
+/// than a megabyte.
+const ALERT: u8 = 21;
+
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -70,6 +74,8 @@ pub(super) struct Connection {
     fault: Fault,
     /// What has been read since others had their turn.
     read: usize,
+    /// It is plaintext, and nothing has been read yet.
+    fresh: bool,
 }
 
 #[derive(Debug)]
@@ -80,11 +86,11 @@ enum Bytes {
 
 impl Connection {
     pub(super) fn plain(stream: TcpStream) -> Self {
-        Self { bytes: Bytes::Plain(stream), fault: Fault::default(), read: 0 }
+        Self { bytes: Bytes::Plain(stream), fault: Fault::default(), read: 0, fresh: true }
     }
 
     pub(super) fn tls(stream: TlsStream<TcpStream>) -> Self {
-        Self { bytes: Bytes::Tls(Box::new(stream)), fault: Fault::default(), read: 0 }
+        Self { bytes: Bytes::Tls(Box::new(stream)), fault: Fault::default(), read: 0, fresh: false }
     }
 
     pub(super) fn fault(&self) -> Fault {
@@ -126,7 +132,15 @@ impl AsyncRead for Connection {
             Poll::Ready(Ok(())) if room > 0 && buffer.filled().len() == before => {
                 this.fault.note_end();
             }
-            Poll::Ready(Ok(())) => this.read += buffer.filled().len() - before,
+            Poll::Ready(Ok(())) => {
+                let first = buffer.filled().get(before);
+                if std::mem::take(&mut this.fresh) && first == Some(&ALERT) {
+                    this.fault.lost(LinkError::Security {
+                        why: "the peer speaks TLS, and this side is plaintext".to_owned(),
+                    });
+                }
+                this.read += buffer.filled().len() - before;
+            }
             _ => this.read = 0,
         }
         this.fault.seen(result)
