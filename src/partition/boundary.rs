@@ -120,6 +120,11 @@ impl MeasuredLink {
             bytes_per_s: figures.bytes_per_s(),
         }
     }
+
+    /// Whether it is the link between these two, in whichever order.
+    pub(super) fn is_between(&self, one: &str, other: &str) -> bool {
+        (self.from == one && self.to == other) || (self.from == other && self.to == one)
+    }
 }
 
 /// Data that leaves a device for a segment on another one, whose result comes back.

@@ -30,15 +30,20 @@ mod carry;
 mod explain;
 mod grouping;
 mod names;
+mod notice;
 mod placement;
 mod plan;
+mod rules;
 mod segments;
+mod stages;
 
 pub use crate::device::{DeviceId, LinkFigures, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS, Support};
 pub use boundary::{Boundary, EdgePath, MeasuredLink, RoundTrip, bytes_of};
 pub use explain::{PlanReport, SegmentReport, explain};
-pub use placement::{DeviceMap, Notice, Placement};
-pub use plan::{InFlight, Matcher, PLAN_SCHEMA, Plan, Rule};
+pub use notice::Notice;
+pub use placement::{DeviceMap, Placement};
+pub use plan::{InFlight, PLAN_SCHEMA, Plan};
+pub use rules::{Matcher, Rule};
 pub use segments::{Edge, OutputSource, Segment, Segmentation, Source, Target, computing_nodes};
 
 #[cfg(test)]

@@ -1,118 +1,26 @@
 //! The plan file: rules that place nodes, and how the pipeline runs.
 
-use std::collections::{BTreeMap, HashMap, btree_map};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::fmt;
 use std::io::Read as _;
 use std::marker::PhantomData;
 use std::path::Path;
-use std::str::FromStr;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::names::{Pattern, escape};
-use super::placement::unplaced;
-use super::{DeviceId, DeviceMap, MAX_IN_FLIGHT, MeasuredLink, Notice, Placement};
+use super::placement::{check_stage_id, unplaced};
+use super::rules::{Rule, Rules};
+use super::{DeviceId, DeviceMap, MAX_IN_FLIGHT, Matcher, MeasuredLink, Notice, Placement};
 use crate::device::{check_in_flight, check_replicas, check_threads};
 use crate::error::{Error, Result, bail, err};
-use crate::graph::{Graph, Node};
+use crate::graph::Graph;
 
 /// The version of the plan file that this crate writes, and the only one that it reads.
 pub const PLAN_SCHEMA: u32 = 1;
 
 /// Plan files that are larger are refused.
 const MAX_BYTES: u64 = 64 << 20;
-
-/// Which nodes a rule is for, by a pattern over the whole operator or the whole name.
-///
-/// `*` stands for any characters (`/` too), `?` for one, and `\` takes the next character as it
-/// is. Operators of other domains than ai.onnx are written with theirs, as
-/// `op:com.microsoft.Gelu`. In files it is a string.
-///
-/// ```
-/// use brigade::partition::Matcher;
-/// let matcher: Matcher = "name:/enc/*".parse().unwrap();
-/// assert_eq!(matcher, Matcher::Name("/enc/*".to_owned()));
-/// assert!("/enc/*".parse::<Matcher>().is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Matcher {
-    /// `op:PATTERN`
-    Op(String),
-    /// `name:PATTERN`
-    Name(String),
-}
-
-impl Matcher {
-    /// Matches the one node of this name, whatever characters are in it.
-    pub fn exactly(name: &str) -> Self {
-        Self::Name(escape(name))
-    }
-
-    fn pattern(&self) -> Result<Pattern> {
-        let (Self::Op(text) | Self::Name(text)) = self;
-        Pattern::parse(text).ok_or_else(|| {
-            err!(Plan, "the pattern `{self}` ends in a lone `\\`")
-                .with_help("write `\\\\` for a backslash")
-        })
-    }
-}
-
-impl FromStr for Matcher {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self> {
-        let matcher = match s.split_once(':') {
-            Some(("op", pattern)) => Self::Op(pattern.to_owned()),
-            Some(("name", pattern)) => Self::Name(pattern.to_owned()),
-            _ => {
-                return Err(err!(Plan, "`{s}` does not say what to match").with_help(
-                    "write `op:` or `name:` and a pattern, such as `op:Conv` or `name:/enc/*`",
-                ));
-            }
-        };
-        matcher.pattern().map(|_| matcher)
-    }
-}
-
-impl fmt::Display for Matcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Op(pattern) => write!(f, "op:{pattern}"),
-            Self::Name(pattern) => write!(f, "name:{pattern}"),
-        }
-    }
-}
-
-impl TryFrom<String> for Matcher {
-    type Error = Error;
-
-    fn try_from(s: String) -> Result<Self> {
-        s.parse()
-    }
-}
-
-impl From<Matcher> for String {
-    fn from(matcher: Matcher) -> Self {
-        matcher.to_string()
-    }
-}
-
-/// Places the nodes that it matches.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rule {
-    /// Which nodes.
-    #[serde(rename = "match")]
-    pub matcher: Matcher,
-    /// Where they run.
-    pub device: DeviceId,
-    /// Their stage: nodes of different stages are in different segments, also on one device.
-    pub stage: Option<u32>,
-    /// The fixed datapath that they stand for: a worker that owns it runs it in their place.
-    pub stage_id: Option<String>,
-}
 
 /// How many items are in flight at most; in files `"auto"` or a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -355,7 +263,7 @@ impl Plan {
             .map_err(|e| err!(Internal, "a plan cannot be written: {e}"))
     }
 
-    /// Whether the numbers, the hash and the patterns are possible.
+    /// Whether the numbers, the hash, the patterns, the datapaths and the links are possible.
     ///
     /// # Errors
     /// The first that is not.
@@ -382,7 +290,50 @@ impl Plan {
             check_replicas(*n as usize)
                 .map_err(|e| within(e, &format!("replicas of segment {segment}")))?;
         }
-        self.rules.iter().try_for_each(|rule| rule.matcher.pattern().map(|_| ()))
+        for (at, rule) in self.rules.iter().enumerate() {
+            rule.matcher.pattern()?;
+            if let Some(id) = &rule.stage_id {
+                check_stage_id(&rule.device, id)
+                    .map_err(|e| e.within(&format!("rule {at} of the plan")))?;
+            }
+        }
+        self.check_links()
+    }
+
+    /// Whether what is said of links can be: each pair once, of two ends that are one of the plan's
+    /// workers and another one or the coordinator.
+    fn check_links(&self) -> Result<()> {
+        let devices = self.rules.iter().map(|rule| &rule.device).chain(&self.default_device);
+        let workers: BTreeSet<&str> = devices.filter_map(DeviceId::worker).collect();
+        // A plan does not say what its coordinator is called.
+        let mut coordinator = None;
+        for (at, link) in self.links.iter().enumerate() {
+            let (from, to) = (link.from.as_str(), link.to.as_str());
+            let what = format!("link {at} of the plan, `{from}` to `{to}`");
+            for end in [from, to] {
+                if workers.contains(end) || coordinator == Some(end) {
+                    continue;
+                }
+                DeviceId::cpu(0).at(end).map_err(|e| err!(Plan, "{what}: {}", e.message()))?;
+                if let Some(other) = coordinator.replace(end) {
+                    return Err(err!(Plan, "{what}: nothing is placed on `{end}` or `{other}`")
+                        .with_help(
+                            "links are between workers that rules or default_device name, and \
+                             from each to the coordinator",
+                        ));
+                }
+            }
+            if from == to {
+                bail!(Plan, "{what}: a link has two ends");
+            }
+            if link.bytes_per_s == 0 {
+                bail!(Plan, "{what}: its bytes_per_s is 0; leave out a link that carries nothing");
+            }
+            if self.links[..at].iter().any(|other| other.is_between(from, to)) {
+                bail!(Plan, "{what}: the link is given twice");
+            }
+        }
+        Ok(())
     }
 
     /// Places the nodes of `graph` by the rules; `model_sha256` is the hash of the file that it
@@ -487,252 +438,5 @@ impl Plan {
     }
 }
 
-impl Matcher {
-    fn matches(&self, pattern: &Pattern, node: &Node) -> bool {
-        match self {
-            Self::Op(_) => pattern.matches(&node.qualified_op()),
-            Self::Name(_) => pattern.matches(&node.name),
-        }
-    }
-}
-
-/// Rules, made ready so that a rule per node does not take nodes² comparisons.
-struct Rules<'a> {
-    exact: HashMap<String, usize>,
-    others: Vec<(usize, &'a Matcher, Pattern)>,
-}
-
-impl<'a> Rules<'a> {
-    fn new(rules: &'a [Rule]) -> Result<Self> {
-        let (mut exact, mut others) = (HashMap::new(), Vec::new());
-        for (i, rule) in rules.iter().enumerate() {
-            let pattern = rule.matcher.pattern()?;
-            match (&rule.matcher, pattern.literal()) {
-                (Matcher::Name(_), Some(name)) => {
-                    exact.entry(name).or_insert(i);
-                }
-                _ => others.push((i, &rule.matcher, pattern)),
-            }
-        }
-        Ok(Self { exact, others })
-    }
-
-    fn first(&self, node: &Node) -> Option<usize> {
-        let exact = self.exact.get(&node.name).copied();
-        let other = self
-            .others
-            .iter()
-            .take_while(|(i, ..)| exact.is_none_or(|e| *i < e))
-            .find(|(_, matcher, pattern)| matcher.matches(pattern, node));
-        other.map(|(i, ..)| *i).or(exact)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ErrorKind;
-    use crate::graph::Fact;
-    use crate::partition::Segmentation;
-
-    fn chain(names: &[(&str, &str)]) -> Graph {
-        let mut g = Graph::new("chain");
-        let mut last = g.add_input("x", Fact::unknown()).unwrap();
-        for (name, op) in names {
-            let next = g.add_value(format!("{name}.out"), Fact::unknown()).unwrap();
-            g.add_node(*name, *op, [Some(last)], [Some(next)]);
-            last = next;
-        }
-        g.set_outputs([last]);
-        g
-    }
-
-    fn model() -> Graph {
-        chain(&[
-            ("/enc/conv", "Conv"),
-            ("/enc/relu", "Relu"),
-            ("/dec/conv", "Conv"),
-            ("fc", "Gemm"),
-        ])
-    }
-
-    fn devices(graph: &Graph, map: &DeviceMap) -> Vec<String> {
-        graph.node_ids().map(|(id, _)| map.placement(id).unwrap().device.to_string()).collect()
-    }
-
-    #[test]
-    fn the_first_rule_that_matches_wins() {
-        let g = model();
-        let plan = Plan::parse(
-            r#"{"schema":1,"rules":[
-                {"match":"name:/dec/conv","device":"cpu:3"},
-                {"match":"op:C*","device":"cpu:1"},
-                {"match":"name:/enc/*","device":"cpu:2"}],
-              "default_device":"cpu"}"#,
-        )
-        .unwrap();
-        let map = plan.resolve(&g, None).unwrap();
-        assert_eq!(devices(&g, &map), ["cpu:1", "cpu:2", "cpu:3", "cpu:0"]);
-        assert!(map.notices().is_empty());
-    }
-
-    #[test]
-    fn what_no_rule_places_is_named() {
-        let plan = Plan::parse(r#"{"schema":1,"rules":[{"match":"name:/enc/*","device":"cpu"}]}"#)
-            .unwrap();
-        let error = plan.resolve(&model(), None).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Plan);
-        assert!(error.message().contains("`/dec/conv`, `fc`"), "{error}");
-        assert!(error.to_string().contains("default_device"), "{error}");
-    }
-
-    #[test]
-    fn useless_entries_are_noticed() {
-        let hash = "ab".repeat(32);
-        let plan = Plan::parse(&format!(
-            r#"{{"schema":1,"model_sha256":"{hash}","rules":[
-                {{"match":"op:Conv","device":"cpu:1"}},
-                {{"match":"name:/dec/*","device":"cpu:2"}},
-                {{"match":"op:Cnov","device":"cpu:3"}}],
-              "default_device":"cpu:0","threads":{{"cpu:9":2,"cpu:1":1}}}}"#
-        ))
-        .unwrap();
-        let map = plan.resolve(&model(), None).unwrap();
-        let said: Vec<String> = map.notices().iter().map(Notice::to_string).collect();
-        assert_eq!(said.len(), 4, "{said:?}");
-        assert!(said[0].contains("rule 1") && said[0].contains("earlier rules"), "{said:?}");
-        assert!(said[1].contains("`op:Cnov`") && said[1].contains("no node"), "{said:?}");
-        assert!(said[2].contains("cpu:9") && said[3].contains("model_sha256"), "{said:?}");
-
-        assert_eq!(plan.resolve(&model(), Some(&hash.to_uppercase())).unwrap().notices().len(), 3);
-        let error = plan.resolve(&model(), Some(&"cd".repeat(32))).unwrap_err();
-        assert!(error.kind() == ErrorKind::Plan && error.message().contains(&hash), "{error}");
-    }
-
-    #[test]
-    fn faults_of_the_file_are_named() {
-        for (json, word) in [
-            ("", "EOF"),
-            ("[]", "object"),
-            ("[1]", "object"),
-            ("7", "object"),
-            ("{}", "schema"),
-            (r#"{"schema":2,"new_field":1}"#, "schema 2"),
-            (r#"{"schema":1,"rule":[]}"#, "unknown field `rule`"),
-            (r#"{"schema":1,"rules":[{"match":"Conv","device":"cpu"}]}"#, "`op:` or `name:`"),
-            (r#"{"schema":1,"rules":[{"match":"op:Conv"}]}"#, "missing field `device`"),
-            (r#"{"schema":1,"rules":[{"match":"op:a\\","device":"cpu"}]}"#, "lone"),
-            (r#"{"schema":1,"rules":[{"match":"op:a","device":"CPU"}]}"#, "[a-z][a-z0-9_-]*(:N)?"),
-            (r#"{"schema":1,"threads":{"cpu":1,"cpu:0":2}}"#, "`cpu:0` is given twice"),
-            (r#"{"schema":1,"threads":{"cpu":0}}"#, "0 kernel threads"),
-            (r#"{"schema":1,"threads":{"cpu":257}}"#, "`cpu:0`: 257 kernel threads"),
-            (r#"{"schema":1,"replicas":{"1":257}}"#, "at most 256"),
-            (r#"{"schema":1,"in_flight":65537}"#, "at most 65536"),
-            (r#"{"schema":1,"replicas":{"1":0}}"#, "0 replicas"),
-            (r#"{"schema":1,"in_flight":0}"#, "at least 1"),
-            (r#"{"schema":1,"in_flight":"lots"}"#, "auto"),
-            (r#"{"schema":1,"in_flight":4294967296}"#, "at least 1"),
-            (r#"{"schema":1,"micro_batch":0}"#, "micro_batch"),
-            (r#"{"schema":1,"micro_batch":-1}"#, "-1"),
-            (r#"{"schema":1,"model_sha256":"abc"}"#, "64 hexadecimal"),
-            (r#"{"schema":1,"schema":1}"#, "duplicate field"),
-        ] {
-            let error = Plan::parse(json).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Plan, "{json}");
-            assert!(error.to_string().contains(word), "{json}: {error}");
-        }
-    }
-
-    fn full() -> Plan {
-        Plan {
-            model_sha256: Some("0f".repeat(32)),
-            rules: vec![
-                Rule {
-                    matcher: Matcher::Op("Conv".into()),
-                    device: DeviceId::cpu(1),
-                    stage: None,
-                    stage_id: Some("fft".into()),
-                },
-                Rule {
-                    matcher: Matcher::exactly("a*b?c\\d"),
-                    device: DeviceId::new("wgpu", 0).unwrap(),
-                    stage: Some(2),
-                    stage_id: None,
-                },
-            ],
-            default_device: Some(DeviceId::cpu(0)),
-            micro_batch: Some(8),
-            in_flight: Some(InFlight::Auto),
-            threads: BTreeMap::from([(DeviceId::cpu(0), 2)]),
-            replicas: BTreeMap::from([(1, 3)]),
-            links: vec![MeasuredLink {
-                from: "w1".into(),
-                to: "w2".into(),
-                latency_us: 120,
-                bytes_per_s: 1 << 27,
-            }],
-        }
-    }
-
-    #[test]
-    fn json_and_bincode_give_the_same_plan_back() {
-        let counted = Plan { in_flight: Some(InFlight::Count(5)), ..full() };
-        for plan in [full(), counted, Plan::default()] {
-            let json = plan.to_json().unwrap();
-            assert_eq!(Plan::parse(&json).unwrap(), plan, "{json}");
-            let bytes = bincode::serialize(&plan).unwrap();
-            assert_eq!(bincode::deserialize::<Plan>(&bytes).unwrap(), plan);
-        }
-        let json = full().to_json().unwrap();
-        for part in [r#""schema": 1"#, r#""in_flight": "auto""#, r#""match": "op:Conv""#] {
-            assert!(json.contains(part), "{json}");
-        }
-        // bincode gets no schema that this version does not know either.
-        let mut bytes = bincode::serialize(&full()).unwrap();
-        bytes[0] = 9;
-        assert!(bincode::deserialize::<Plan>(&bytes).unwrap_err().to_string().contains("schema 9"));
-    }
-
-    #[test]
-    fn maps_round_trip_through_plans() {
-        let g = chain(&[
-            ("a*", "Relu"),
-            ("a?", "Relu"),
-            ("ab", "Relu"),
-            (r"a\*", "Relu"),
-            ("", "Relu"),
-        ]);
-        let two = [DeviceId::cpu(0), DeviceId::cpu(1)];
-        for map in [
-            DeviceMap::single(DeviceId::cpu(2)),
-            DeviceMap::from_placements(&g, |id, _| DeviceId::cpu(id.index() as u32 % 2).into()),
-            DeviceMap::balanced(&g, &two, 3, &|_| 1.0, &|_| 1.0).unwrap(),
-        ] {
-            let plan = Plan::from_map(&g, &map).unwrap();
-            let again = Plan::parse(&plan.to_json().unwrap()).unwrap().resolve(&g, None).unwrap();
-            assert_eq!(again, map);
-            let (a, b) = (Segmentation::new(&g, &map), Segmentation::new(&g, &again));
-            assert_eq!(a.unwrap().segments().len(), b.unwrap().segments().len());
-        }
-        let other = model();
-        let map = DeviceMap::from_fn(&g, |_| DeviceId::cpu(0));
-        assert_eq!(Plan::from_map(&other, &map).unwrap_err().kind(), ErrorKind::Plan);
-    }
-
-    #[test]
-    fn plans_are_read_from_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("plan.json");
-        let g = model();
-        let error = DeviceMap::from_file(&g, &path, None).unwrap_err();
-        assert!(error.kind() == ErrorKind::Io && error.message().contains("plan.json"), "{error}");
-        std::fs::write(&path, r#"{"schema":1,"default_device":"cpu:4"}"#).unwrap();
-        let map = DeviceMap::from_file(&g, &path, None).unwrap();
-        assert_eq!(map, DeviceMap::single(DeviceId::cpu(4)));
-        std::fs::write(&path, b"\xff\xfe").unwrap();
-        assert!(DeviceMap::from_file(&g, &path, None).is_err());
-        std::fs::write(&path, "{").unwrap();
-        let error = DeviceMap::from_file(&g, &path, None).unwrap_err();
-        assert!(error.message().contains("plan.json"), "{error}");
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::grouping::Nodes;
+use super::placement::check_stage_id;
 use super::{DeviceId, DeviceMap, Placement};
 use crate::error::{Result, err};
 use crate::graph::{Fact, Graph, NodeId, ValueId};
@@ -157,6 +158,10 @@ impl Segmentation {
             split.made.iter().map(|made| vec![Vec::new(); made.len()]).collect();
         for index in 0..split.members.len() {
             let (segment, reads) = split.segment(index)?;
+            if let Some(id) = &segment.stage_id {
+                check_stage_id(&segment.device, id)
+                    .map_err(|e| e.within(&format!("segment {index}")))?;
+            }
             for (input, (source, value)) in segment.inputs.iter().zip(reads).enumerate() {
                 let target = Target::Segment { index, input };
                 match *source {
