@@ -59,7 +59,33 @@ fn failed(error: brigade_actors::transport::authority::AuthorityError) -> Error 
     err!(Io, "certificates could not be made").with_source(error)
 }
 
+/// The certificates that are asked for, by their names, each with its hosts.
+///
+/// # Errors
+/// If a name cannot be one, is asked for twice, or is that of the authority's files.
+fn wanted(args: &Init) -> Result<Vec<(&str, Vec<&str>)>> {
+    let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
+    let workers = args.worker.iter().map(|w| w.split_once('=').unwrap_or((w, "")));
+    for (name, hosts) in workers.chain(args.coordinator.iter().map(|name| (name.as_str(), ""))) {
+        // It is a name in placements and of files, too.
+        crate::DeviceId::cpu(0).at(name)?;
+        if AUTHORITY_FILE.strip_suffix(".pem") == Some(name) {
+            return Err(err!(Usage, "`{name}` is what the files of the authority are called")
+                .with_help("give the worker or coordinator another name"));
+        }
+        if all.iter().any(|(other, _)| *other == name) {
+            return Err(err!(Usage, "the certificate `{name}` is asked for twice").with_help(
+                "each worker and coordinator needs a name of its own; hosts of one worker are written \
+                 --worker NAME=HOST,HOST",
+            ));
+        }
+        all.push((name, hosts.split(',').filter(|h| !h.is_empty()).collect()));
+    }
+    Ok(all)
+}
+
 fn init(args: &Init, console: &Console) -> Outcome {
+    let wanted = wanted(args)?;
     let folder = args.certificates.clone().unwrap_or_else(certificates_folder);
     create_folder(&folder)?;
     let day = Duration::from_secs(24 * 3600);
@@ -73,21 +99,10 @@ fn init(args: &Init, console: &Console) -> Outcome {
     };
     let valid = day * u32::try_from(args.days).unwrap_or(36_500);
     let mut certificates = Vec::new();
-    let mut issue = |name: &str, hosts: &[&str]| -> Result<()> {
-        let issued: Issued = authority.issue(name, hosts, valid).map_err(failed)?;
+    for (name, hosts) in wanted {
+        let issued: Issued = authority.issue(name, &hosts, valid).map_err(failed)?;
         let (pem, key) = issued.write(&folder).map_err(failed)?;
         certificates.extend([pem, key]);
-        Ok(())
-    };
-    for worker in &args.worker {
-        let (name, hosts) = worker.split_once('=').unwrap_or((worker, ""));
-        let hosts: Vec<&str> = hosts.split(',').filter(|h| !h.is_empty()).collect();
-        // It is a name in placements, too.
-        crate::DeviceId::cpu(0).at(name)?;
-        issue(name, &hosts)?;
-    }
-    for coordinator in &args.coordinator {
-        issue(coordinator, &[])?;
     }
     let mut text = format!(
         "{} authority in {}\n",

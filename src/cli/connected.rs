@@ -50,6 +50,17 @@ impl Connected {
         report
     }
 
+    /// Measures the link between two devices' workers, or to this process, unless it is known.
+    pub(super) fn measure(&self, one: &DeviceId, other: &DeviceId) {
+        #[cfg(feature = "cluster")]
+        if let Some(cluster) = &self.cluster {
+            // Why it could not be is among what is unmeasured.
+            let _ = cluster.link(one, other);
+        }
+        #[cfg(not(feature = "cluster"))]
+        let _ = (one, other);
+    }
+
     /// Links that could not be measured, and why.
     pub(super) fn unmeasured(&self) -> Vec<String> {
         #[cfg(feature = "cluster")]

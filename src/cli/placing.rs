@@ -18,7 +18,7 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::CompileOptions;
 use crate::ops::infer::bind_symbols;
 use crate::partition::{
-    DeviceMap, InFlight, Notice, Plan, PlanReport, Segmentation, computing_nodes,
+    DeviceMap, InFlight, MeasuredLink, Notice, Plan, PlanReport, Segmentation, computing_nodes,
 };
 use crate::pipeline::{HeteroExecutable, Pipeline, placement};
 use crate::registry::Registry;
@@ -29,7 +29,8 @@ use crate::tensor::{Tensor, Value};
 #[command(next_help_heading = "Placement")]
 pub(super) struct Placing {
     /// A plan file, or `auto`: balanced stages by analytic cost, one on each of min(2, cores) CPU
-    /// devices. Without a plan: one segment on `cpu`
+    /// devices; with --workers by measured links, too, one on the first device of each worker. Without
+    /// a plan: one segment on `cpu`; with --workers as `auto`
     #[arg(long, value_name = "FILE|auto", conflicts_with_all = ["stages", "device"])]
     pub(super) plan: Option<String>,
     /// Cut into K contiguous stages of about equal analytic cost (with --workers: and so that the links,
@@ -184,6 +185,8 @@ pub(super) struct Placed {
     /// How the placement came about, in words.
     pub(super) origin: String,
     pub(super) connected: Connected,
+    /// What the plan file says of links.
+    links: Vec<MeasuredLink>,
 }
 
 /// Whether more is made of a placed graph later.
@@ -360,6 +363,7 @@ impl Placing {
             bound,
             origin,
             connected,
+            links: plan.links,
         })
     }
 }
@@ -520,7 +524,7 @@ impl Placed {
         let pairs = ends.map(|(from, to)| (device(from), device(to)));
         let own = split.segments().iter().map(|s| (&here, &s.device));
         for (one, other) in pairs.chain(own) {
-            let _ = placement::link_between(&self.registry, one, other);
+            self.connected.measure(one, other);
         }
         self.connected.unmeasured()
     }
@@ -549,6 +553,10 @@ impl Placed {
             plan.replicas.insert(narrow(*segment)?, narrow(*n)?);
         }
         plan.links = self.connected.links();
+        if plan.links.is_empty() {
+            // Nothing was measured anew.
+            plan.links.clone_from(&self.links);
+        }
         for device in self.map.devices() {
             let n = self.threads.get(device).copied().unwrap_or(self.options.threads);
             plan.threads.insert(device.clone(), narrow(n)?);

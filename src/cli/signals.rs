@@ -8,18 +8,33 @@ use std::time::Duration;
 use super::console::Console;
 use crate::error::{Error, Result, err};
 
-/// SIGINT (Ctrl-C) or SIGTERM, by the number that an exit code has for it.
+/// SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is gone), by the number that an exit code has for it.
 type Signal = i32;
 
 const INTERRUPT: Signal = 2;
 #[cfg(unix)]
 const TERMINATE: Signal = 15;
+#[cfg(unix)]
+const HANG_UP: Signal = 1;
 
 /// The signals of this process, waited for from now on.
 pub(super) struct Signals {
     runtime: tokio::runtime::Runtime,
     #[cfg(unix)]
     both: [tokio::signal::unix::Signal; 2],
+    /// `None` where whoever started this process wants it to outlive its terminal.
+    #[cfg(unix)]
+    hang_up: Option<tokio::signal::unix::Signal>,
+}
+
+/// Whether SIGHUP may be listened to: not where it is ignored, as below `nohup`, nor where the system does
+/// not say whether it is; it does what it always does then.
+#[cfg(unix)]
+fn hears_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & (1 << (HANG_UP - 1)) == 0)
 }
 
 fn unheard(error: std::io::Error) -> Error {
@@ -32,16 +47,19 @@ impl Signals {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(unheard)?;
         #[cfg(unix)]
-        let both = {
+        let (both, hang_up) = {
             use tokio::signal::unix::{SignalKind, signal};
             let _inside = runtime.enter();
             let of = |kind| signal(kind).map_err(unheard);
-            [of(SignalKind::interrupt())?, of(SignalKind::terminate())?]
+            let hang_up = hears_hang_up().then(|| of(SignalKind::hangup())).transpose()?;
+            ([of(SignalKind::interrupt())?, of(SignalKind::terminate())?], hang_up)
         };
         Ok(Self {
             runtime,
             #[cfg(unix)]
             both,
+            #[cfg(unix)]
+            hang_up,
         })
     }
 
@@ -50,10 +68,18 @@ impl Signals {
         #[cfg(unix)]
         {
             let [interrupt, terminate] = &mut self.both;
+            let hang_up = &mut self.hang_up;
+            let hung_up = async {
+                match hang_up {
+                    Some(signal) => signal.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             Ok(self.runtime.block_on(async {
                 tokio::select! {
                     _ = interrupt.recv() => INTERRUPT,
                     _ = terminate.recv() => TERMINATE,
+                    _ = hung_up => HANG_UP,
                 }
             }))
         }

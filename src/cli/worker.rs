@@ -19,7 +19,7 @@ use crate::import::WeightCache;
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
     /// Where to listen; port 0 takes a free one, which is printed
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = listened)]
     listen: String,
     /// A folder that models and weights are read below, and nowhere else (repeatable)
     #[arg(long, value_name = "DIR", required = true)]
@@ -37,20 +37,35 @@ pub(super) struct Args {
     /// The most memory of one coordinator's stages and tensors, such as 8G
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     quota: Option<u64>,
-    /// Seconds to finish what is under way after SIGTERM or SIGINT
+    /// Seconds to finish what is under way after SIGTERM, SIGINT or SIGHUP (unless `nohup` is in front)
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     drain: Duration,
     #[command(flatten)]
     secured: Secured,
 }
 
+fn listened(text: &str) -> Result<String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+            Ok(text.to_owned())
+        }
+        _ => Err(err!(Usage, "write it as HOST:PORT, such as 127.0.0.1:7000 or 0.0.0.0:7000")),
+    }
+}
+
 fn memory(text: &str) -> Result<u64> {
     let units = [("T", 1_u64 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10), ("", 1)];
     let found = units.iter().find_map(|(unit, factor)| {
         let digits = text.strip_suffix(unit)?;
-        digits.parse::<u64>().ok()?.checked_mul(*factor)
+        let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        plain.then(|| digits.parse::<u64>().ok()?.checked_mul(*factor))
     });
-    found.ok_or_else(|| err!(Usage, "it must be a number of bytes, such as 8G"))
+    match found {
+        Some(Some(bytes)) => Ok(bytes),
+        Some(None) => Err(err!(Usage, "it is more than {} bytes, which no machine has", u64::MAX)
+            .with_help("leave it out for all of the memory, or say a number such as 8G")),
+        None => Err(err!(Usage, "it must be a number of bytes, such as 8G")),
+    }
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Outcome {
@@ -101,8 +116,11 @@ mod tests {
     fn memory_has_units() {
         assert_eq!(memory("8G").unwrap(), 8 << 30);
         assert_eq!(memory("512").unwrap(), 512);
-        for text in ["", "G", "-1", "8 G", "99999999999T", "8Q"] {
-            assert!(memory(text).is_err(), "{text}");
+        for text in ["", "G", "-1", "+1", "8 G", "8Q"] {
+            assert!(memory(text).unwrap_err().message().contains("such as 8G"), "{text}");
+        }
+        for text in ["99999999999T", "18446744073709551616", "99999999999999999999999G"] {
+            assert!(memory(text).unwrap_err().message().contains("no machine has"), "{text}");
         }
     }
 }

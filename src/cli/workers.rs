@@ -68,14 +68,20 @@ impl Secured {
             certificate: folder.join(format!("{name}.pem")),
             key: folder.join(format!("{name}.key")),
         };
-        let have = folder.join(format!("{name}.pem")).is_file();
+        let have = [AUTHORITY_FILE, &format!("{name}.pem"), &format!("{name}.key")];
+        let lacks = have.into_iter().find(|file| !folder.join(file).is_file());
         let security = if self.insecure {
             Security::Insecure
+        } else if let (Some(_), Some(file)) = (&self.certificates, lacks) {
+            return Err(err!(Usage, "there is no `{file}` in `{}`", folder.display()).with_help(
+                "make certificates with `brigade cluster init`, or copy the three files there: \
+                 authority.pem, and .pem and .key of this side's own name",
+            ));
         } else if self.certificates.is_some() {
             files
         } else if all_loopback(addresses) {
             Security::Plaintext
-        } else if have {
+        } else if lacks.is_none() {
             files
         } else {
             return Err(err!(

@@ -246,6 +246,10 @@ impl StageSpec {
         if self.graph.outputs().is_empty() {
             bail!(Graph, "the stage has no outputs");
         }
+        if self.stage_id.as_deref() == Some("") {
+            return Err(err!(Plan, "the stage_id is empty")
+                .with_help("name the datapath that the worker owns, or leave it out"));
+        }
         let mut seen = HashSet::new();
         for weight in self.weights.iter().chain(&self.constants) {
             if !seen.insert(weight.name.as_str()) {

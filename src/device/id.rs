@@ -130,7 +130,7 @@ impl FromStr for DeviceId {
         if let Some((worker, device)) = s.split_once('/') {
             let device: Self = device.parse().map_err(|e: Error| {
                 let why = e.message().rsplit_once(": ").map_or("", |(_, why)| why);
-                malformed(s, &format!("what follows the worker is none: {why}"))
+                malformed(s, &format!("what follows `{worker}/` is no device: {why}"))
             })?;
             if device.worker.is_some() {
                 return Err(malformed(s, "it names two workers"));

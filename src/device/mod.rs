@@ -15,6 +15,7 @@ mod wgpu;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use serde::Serialize;
 
@@ -118,6 +119,23 @@ pub trait Device: Send + Sync + fmt::Debug {
         }
     }
 
+    /// As [`compile_with`](Self::compile_with), while other segments are compiled elsewhere: a device that
+    /// only waits for somebody gives up once nobody wants the segment any more, since another one could
+    /// not be compiled.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile), and when it is abandoned.
+    fn compile_unless(
+        &self,
+        abandoned: &AtomicBool,
+        graph: Graph,
+        weights: &[WeightRef],
+        options: &CompileOptions,
+    ) -> Result<Arc<dyn CompiledSegment>> {
+        let _ = abandoned;
+        self.compile_with(graph, weights, options)
+    }
+
     /// Whether it reads the weights of its segments itself, where it is.
     fn reads_weights(&self) -> bool {
         false
@@ -129,8 +147,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether it can run each of these nodes, whose inputs have these facts: what
     /// [`supports`](Self::supports) says of each. A device that has to ask somebody asks for all of
     /// them at once.
-    fn supports_all(&self, nodes: &[(&Node, Vec<Option<Fact>>)]) -> Vec<Support> {
-        nodes.iter().map(|(node, facts)| self.supports(node, facts)).collect()
+    ///
+    /// # Errors
+    /// If that cannot be found out, which says nothing about the nodes.
+    fn supports_all(&self, nodes: &[(&Node, Vec<Option<Fact>>)]) -> Result<Vec<Support>> {
+        Ok(nodes.iter().map(|(node, facts)| self.supports(node, facts)).collect())
     }
 
     /// What the way between its memory and that of another device takes, where that is worth

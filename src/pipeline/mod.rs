@@ -5,6 +5,7 @@
 mod actix;
 mod batch;
 mod builder;
+mod compiling;
 mod executable;
 mod handle;
 mod params;

@@ -14,7 +14,8 @@ use crate::tensor::{DType, Shape};
 /// Each node on `primary` if that supports it, else on `fallback`.
 ///
 /// # Errors
-/// If a device is not there, or some nodes can run on neither; all of them are named.
+/// If a device is not there or cannot say what it runs, or some nodes can run on neither; all of them
+/// are named.
 pub fn fallback(
     graph: &Graph,
     primary: &DeviceId,
@@ -26,7 +27,7 @@ pub fn fallback(
     let mut devices = HashMap::new();
     for id in [primary, fallback] {
         let device = registry.device(id)?;
-        devices.insert(id.clone(), supports_all(device.as_ref(), graph));
+        devices.insert(id.clone(), supports_all(device.as_ref(), graph)?);
     }
     DeviceMap::auto_fallback(graph, primary, fallback, &|id, _, node| {
         let answers = devices.get(id).zip(place.get(node.name.as_str()));
@@ -38,10 +39,13 @@ pub fn fallback(
 }
 
 /// Whether a device can run each node of a graph, in order.
-pub(crate) fn supports_all(device: &dyn Device, graph: &Graph) -> Vec<Support> {
+///
+/// # Errors
+/// If that cannot be found out; names the device.
+pub(crate) fn supports_all(device: &dyn Device, graph: &Graph) -> Result<Vec<Support>> {
     let nodes: Vec<(&Node, Vec<Option<Fact>>)> =
         graph.nodes().iter().map(|node| (node, facts(graph, node))).collect();
-    device.supports_all(&nodes)
+    device.supports_all(&nodes).map_err(|e| e.with_device(device.id().to_string()))
 }
 
 /// As [`fallback`], but a primary device that is not usable here leaves everything to the

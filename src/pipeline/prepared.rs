@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::compiling::{Job, compile_all};
 use super::placement;
 use super::profile::{GraphProfile, ProfiledSegment};
-use super::stage::{caught, deliveries};
+use super::stage::deliveries;
 use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, Graph};
@@ -88,16 +89,6 @@ impl Prepared {
         let devices: Vec<Arc<dyn Device>> =
             split.devices().map(|id| registry.device(id)).collect::<Result<_>>()?;
         for (segment, device) in split.segments().iter().zip(&devices) {
-            if let Some(id) = segment.stage_id.as_deref().filter(|_| device.id().worker().is_none())
-            {
-                return Err(err!(
-                    Plan,
-                    "segment {} stands for the fixed datapath `{id}`, which `{}` is not",
-                    segment.index,
-                    segment.device
-                )
-                .with_help("place it on the worker that owns the datapath, as `WORKER/datapath`"));
-            }
             supported(&segment.graph, device.as_ref())?;
         }
         let inputs = graph
@@ -279,11 +270,9 @@ impl Prepared {
             return Err(err!(Missing, "{}", listing("parameters are not bound:", &unbound))
                 .with_help("bind each with `set_param` before the first run"));
         }
-        let mut segments = Vec::with_capacity(self.devices.len());
-        let mut made = false;
+        let mut jobs = Vec::new();
         for (i, segment) in self.split.segments().iter().enumerate() {
-            if let Some(done) = &sealing.compiled[i] {
-                segments.push(Arc::clone(done));
+            if sealing.compiled[i].is_some() {
                 continue;
             }
             let mut graph = segment.graph.clone();
@@ -297,13 +286,19 @@ impl Prepared {
             let mut options = self.options.clone();
             options.threads = self.threads(&segment.device);
             options.stage_id.clone_from(&segment.stage_id);
-            let done = caught(&segment.device, "compiling a segment", || {
-                self.devices[i].compile_with(graph, &weights, &options)
-            })?;
-            made = true;
-            sealing.compiled[i] = Some(Arc::clone(&done));
-            segments.push(done);
+            let device = self.devices[i].as_ref();
+            jobs.push(Job { segment: i, device, graph, weights, options });
         }
+        let made = !jobs.is_empty();
+        let compiled = compile_all(jobs);
+        for (i, done) in compiled.done {
+            sealing.compiled[i] = Some(done);
+        }
+        if let Some(error) = compiled.failed {
+            return Err(error);
+        }
+        let segments: Vec<Arc<dyn CompiledSegment>> =
+            sealing.compiled.iter().flatten().map(Arc::clone).collect();
         if made {
             self.connect(&segments)?;
         }
@@ -403,7 +398,7 @@ impl Prepared {
 fn supported(graph: &Graph, device: &dyn Device) -> Result<()> {
     let mut refused = Vec::new();
     let mut seen = HashSet::new();
-    for (node, support) in graph.nodes().iter().zip(placement::supports_all(device, graph)) {
+    for (node, support) in graph.nodes().iter().zip(placement::supports_all(device, graph)?) {
         if let crate::device::Support::No(why) = support
             && seen.insert((node.op.clone(), why.clone()))
         {

@@ -253,9 +253,9 @@ fn a_stage_that_names_a_fixed_datapath_runs_on_the_worker_that_owns_it() {
                     {{"match":"name:fft","device":"{device}","stage_id":{stage_id}}},
                     {{"match":"name:after","device":"w1/cpu"}}]}}"#
             );
-            Plan::parse(&json).unwrap()
+            Plan::parse(&json)
         };
-        check(builder().plan(plan(r#""triple""#, "fpga/datapath")));
+        check(builder().plan(plan(r#""triple""#, "fpga/datapath").unwrap()));
         // By the library, and back through a plan.
         let graph = with_a_datapath();
         let map = DeviceMap::from_placements(&graph, |_, node| match node.name.as_str() {
@@ -273,11 +273,26 @@ fn a_stage_that_names_a_fixed_datapath_runs_on_the_worker_that_owns_it() {
             ),
             ("null", "fpga/datapath", "which has no stage id, cannot be placed"),
             (r#""triple""#, "w1/cpu", "the fixed datapath `triple`, which is not here"),
-            (r#""triple""#, "cpu:1", "the fixed datapath `triple`, which `cpu:1` is not"),
             (r#""triple""#, "fpga/cpu", "fpga"),
         ] {
-            let error = builder().plan(plan(stage_id, device)).spawn().unwrap_err().to_string();
+            let plan = plan(stage_id, device).unwrap();
+            let error = builder().plan(plan).spawn().unwrap_err().to_string();
             assert!(error.contains(words), "{stage_id} on {device}: {error}");
+        }
+        // What can be on no worker is refused before there is any, by whatever way it is said.
+        for (stage_id, device, words) in [
+            ("triple", "cpu:1", "the fixed datapath `triple`, which `cpu:1` is not"),
+            ("", "fpga/datapath", "the stage_id is empty"),
+        ] {
+            let error = plan(&format!("\"{stage_id}\""), device).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+            let map = DeviceMap::from_placements(&graph, |_, node| match node.name.as_str() {
+                "fft" => Placement::from(id(device)).stage_id(stage_id),
+                _ => id("cpu").into(),
+            });
+            let split = brigade::partition::Segmentation::new(&graph, &map);
+            let error = split.unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("segment 1"), "{error}");
         }
     }
 }
@@ -319,6 +334,111 @@ fn what_waits_at_a_worker_is_no_computing() {
         let all = actor.busy + actor.starved + actor.blocked + actor.other;
         assert!((all - 1.0).abs() < 0.02 && actor.busy < 0.9, "{report}");
     }
+}
+
+/// A worker whose device takes so long to compile.
+fn compiling(name: &str, took: Duration) -> Worker {
+    let registry = Registry::default().with_device(Picky::device("picky:0", took));
+    Worker::new(name).registry(registry).device(id("picky"))
+}
+
+/// So many additions, each of which can be a stage.
+fn additions(count: usize) -> Graph {
+    let mut g = GraphBuilder::new("additions");
+    let mut x = g.input("x", DType::F32, ["N".into()]).unwrap();
+    for _ in 0..count {
+        x = g.add(x, x).unwrap();
+    }
+    g.finish([("y", x)]).unwrap()
+}
+
+#[test]
+fn stages_of_different_workers_are_made_ready_at_once() {
+    const EACH: Duration = Duration::from_millis(1_500);
+    let mut site = Site::new("grpc", &[]);
+    let names = ["a", "b", "c"];
+    names.iter().for_each(|name| site.start(name, compiling(name, EACH)));
+    let cluster = site.connect(ClusterOptions::new());
+    let begun = Instant::now();
+    let pipeline = Pipeline::builder(additions(4))
+        .registry(cluster.registry().clone())
+        .stages(4, &["a/picky", "b/picky", "c/picky", "cpu"])
+        .unwrap()
+        .spawn()
+        .unwrap();
+    let took = begun.elapsed();
+    println!("three stages of {EACH:?} each were ready after {took:?}");
+    assert!(took >= EACH && took < EACH * 2, "{took:?}");
+    let out = pipeline.run([("x", Tensor::new([2], vec![1.0_f32, -2.0]).unwrap())]).unwrap();
+    assert_eq!(out[0].tensor().unwrap().as_slice::<f32>().unwrap(), [16.0, -32.0]);
+}
+
+#[test]
+fn a_stage_that_is_refused_is_named_and_the_others_are_given_up() {
+    const LONG: Duration = Duration::from_secs(4);
+    let mut site = Site::new("grpc", &[]);
+    site.start("slow", compiling("slow", LONG));
+    let fact = || Fact::new(DType::F32, [Dim::symbol("N")]);
+    let path = Datapath::new("fft", [("h", fact())], [("g", fact())], |_| Ok(Vec::new()));
+    site.start("fpga", Worker::new("fpga").datapath(path));
+    let cluster = site.connect(ClusterOptions::new());
+    let begun = Instant::now();
+    let error = Pipeline::builder(additions(2))
+        .registry(cluster.registry().clone())
+        .stages(2, &["slow/picky", "fpga/datapath"])
+        .unwrap()
+        .spawn()
+        .unwrap_err()
+        .to_string();
+    assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
+    assert!(error.contains("fpga") && error.contains("has no stage id"), "{error}");
+    assert!(cluster.stats().stages.is_empty());
+    // The one that was given up is dropped by its worker once it is compiled.
+    let serving = site.worker("slow");
+    eventually("nothing is left", LONG * 4, || serving.stats().stages == 0);
+}
+
+#[test]
+fn a_quota_that_questions_do_not_fit_into_is_told_as_that() {
+    for kind in ["local", "grpc"] {
+        let mut site = Site::new(kind, &[]);
+        site.start("small", Worker::new("w").quota(64));
+        let cluster = site.connect(ClusterOptions::new());
+        let builder = || Pipeline::builder(mixed()).registry(cluster.registry().clone());
+        for error in [
+            builder().fallback(id("small/cpu"), id("cpu")).spawn().unwrap_err(),
+            builder().stages(1, &["small/cpu"]).unwrap().spawn().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
+            let said = error.to_string();
+            for part in ["worker `small`", "may hold 64", "larger --quota"] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
+            assert!(!said.contains("cannot run"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn each_link_that_cannot_be_measured_says_why() {
+    let mut site = Site::new("grpc", &["a", "b"]);
+    let cluster = site.connect(ClusterOptions::new().lease(Duration::from_secs(1)));
+    site.end("b");
+    let state = || cluster.stats().workers[1].state.clone();
+    eventually("b is lost", Duration::from_secs(20), || state().starts_with("lost"));
+    let begun = Instant::now();
+    assert_eq!(cluster.link(&id("cpu"), &id("b/cpu")), None);
+    assert_eq!(cluster.link(&id("a/cpu"), &id("b/cpu")), None);
+    assert!(cluster.link(&id("a/cpu"), &id("cpu")).is_some());
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    let stats = cluster.stats();
+    let why = |one: &str, other: &str| {
+        let found = stats.links.iter().find(|l| l.from == one && l.to == other);
+        found.unwrap().failed.clone().unwrap_or_default()
+    };
+    assert!(why("b", "coordinator").contains("worker `b` was lost: "), "{stats:?}");
+    assert!(why("a", "b").contains("cannot be reached"), "{stats:?}");
+    assert_eq!(why("a", "coordinator"), "");
 }
 
 #[test]

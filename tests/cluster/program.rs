@@ -59,9 +59,13 @@ impl Drop for Process {
 
 /// A worker on loopback, and its address.
 fn worker() -> (Process, String) {
+    worker_with(&[])
+}
+
+fn worker_with(flags: &[&str]) -> (Process, String) {
     let root = digits();
     let arguments = ["worker", "--listen", "127.0.0.1:0", "--weights-root", root.to_str().unwrap()];
-    let mut child = command(&arguments);
+    let mut child = command(&[&arguments[..], flags].concat());
     let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -139,6 +143,10 @@ fn a_worker_without_sessions_ends_at_once() {
 
 #[test]
 fn a_coordinator_that_is_interrupted_says_so_and_tells_its_workers() {
+    interrupted_by("INT", 130);
+}
+
+fn interrupted_by(signal: &str, exit: i32) {
     let (mut process, address) = worker();
     let model = digits().join("digits.onnx");
     let workers = format!("a={address}");
@@ -164,10 +172,10 @@ fn a_coordinator_that_is_interrupted_says_so_and_tells_its_workers() {
         assert!(heard.read_line(&mut lines).unwrap() > 0, "{lines}");
     }
     std::thread::sleep(Duration::from_millis(200));
-    coordinator.signal("INT");
+    coordinator.signal(signal);
     let (code, _) = coordinator.ended(Duration::from_secs(20));
     std::io::Read::read_to_string(&mut heard, &mut lines).unwrap();
-    assert_eq!(code, Some(130), "{lines}");
+    assert_eq!(code, Some(exit), "{lines}");
     assert!(lines.contains("interrupted"), "{lines}");
     // The lease is a minute, so that the worker would wait for its drain to be over if nobody had
     // told it that the session is closed.
@@ -218,15 +226,147 @@ fn a_coordinator_that_is_interrupted_as_it_begins_ends_as_interrupted() {
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
+/// A worker that a shell starts, after this.
+fn worker_after(first: &str) -> (Process, String) {
+    let program = env!("CARGO_BIN_EXE_brigade");
+    let script = format!("{first}; exec '{program}' worker --listen 127.0.0.1:0 --weights-root .");
+    let mut child = Command::new("sh");
+    child.args(["-c", &script]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = child.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap().to_owned();
+    (Process(child), address)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_terminal_that_is_gone_ends_a_worker_in_order_unless_it_is_to_outlive_it() {
+    let (mut process, _) = worker_after("true");
+    process.signal("HUP");
+    assert_eq!(process.ended(Duration::from_secs(10)).0, Some(0));
+    let (mut process, address) = worker_after("trap '' HUP");
+    process.signal("HUP");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(process.0.try_wait().unwrap().is_none());
+    std::net::TcpStream::connect(address).unwrap();
+    process.signal("TERM");
+    assert_eq!(process.ended(Duration::from_secs(10)).0, Some(0));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_coordinator_whose_terminal_is_gone_tells_its_workers() {
+    interrupted_by("HUP", 129);
+}
+
+#[test]
+fn one_side_without_tls_is_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["ours", "others"].map(|name| folder.path().join(name));
+    let [ours, others] = paths.each_ref().map(|path| path.to_str().unwrap());
+    for certificates in [ours, others] {
+        let made = ["cluster", "init", "--certificates", certificates, "--worker"];
+        let output = brigade(&[&made[..], &["worker=127.0.0.1"]].concat());
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let (_plain, at_plain) = worker();
+    let (_tls, at_tls) = worker_with(&["--certificates", ours]);
+    let model = digits().join("digits.onnx");
+    for (address, flags, words) in [
+        (&at_tls, &[][..], "the peer speaks TLS, and this side is plaintext"),
+        (&at_plain, &["--certificates", ours], "the peer does not speak TLS"),
+        (&at_tls, &["--certificates", others], "another authority made it"),
+    ] {
+        let workers = format!("a={address}");
+        let arguments = ["plan", model.to_str().unwrap(), "--workers", &workers];
+        let begun = Instant::now();
+        let output = brigade(&[&arguments[..], flags].concat());
+        assert!(said(&output).contains(words), "{}", said(&output));
+        assert!(!output.status.success());
+        // Half a minute is how long a worker is waited for that may come yet.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn plans_are_checked_alike_with_and_without_a_run_and_keep_what_is_known_of_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let [plan, again] = ["plan.json", "again.json"].map(|name| folder.path().join(name));
+    let [plan, again] = [&plan, &again].map(|path| path.to_str().unwrap());
+    let model = digits().join("digits.onnx");
+    let model = model.to_str().unwrap();
+    let rule = r#""rules":[{"match":"op:Softmax","device":"w/cpu"}],"default_device":"cpu""#;
+    let link = r#""links":[{"from":"w","to":"head","latency_us":7,"bytes_per_s":1000}]"#;
+    std::fs::write(plan, format!(r#"{{"schema":1,{rule},{link}}}"#)).unwrap();
+    let output = brigade(&["plan", model, "--plan", plan, "--output", again]);
+    assert!(output.status.success(), "{}", said(&output));
+    let written: Value = serde_json::from_str(&std::fs::read_to_string(again).unwrap()).unwrap();
+    assert_eq!(written["links"][0]["latency_us"], 7, "{written}");
+    assert_eq!(written["links"][0]["to"], "head", "{written}");
+
+    let run = ["--generate", "1", "--shape", "image=1,1,8,8"];
+    for (device, id, words) in [
+        ("cpu:1", "fft", "the fixed datapath `fft`, which `cpu:1` is not"),
+        ("w/datapath", "", "the stage_id is empty"),
+    ] {
+        let rule = format!(r#"{{"match":"op:Softmax","device":"{device}","stage_id":"{id}"}}"#);
+        let text = format!(r#"{{"schema":1,"default_device":"cpu","rules":[{rule}]}}"#);
+        std::fs::write(plan, text).unwrap();
+        for (subcommand, more) in [("plan", &[][..]), ("run", &run)] {
+            let output = brigade(&[&[subcommand, model, "--plan", plan][..], more].concat());
+            assert!(!output.status.success() && said(&output).contains(words), "{}", said(&output));
+        }
+    }
+}
+
+#[test]
+fn certificates_do_not_take_the_place_of_each_other_or_of_the_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    let init = ["cluster", "init", "--certificates", folder.path().to_str().unwrap()];
+    let made = brigade(&[&init[..], &["--worker", "w1=127.0.0.1"]].concat());
+    assert!(made.status.success(), "{}", said(&made));
+    let files = || {
+        let names = ["authority.pem", "authority.key", "w1.pem", "w1.key", "coordinator.key"];
+        names.map(|name| std::fs::read(folder.path().join(name)).unwrap())
+    };
+    let before = files();
+    for (more, words) in [
+        (&["--worker", "authority=127.0.0.1"][..], "the files of the authority"),
+        (&["--coordinator", "authority"], "the files of the authority"),
+        (&["--worker", "w1=127.0.0.1", "--worker", "w1=127.0.0.2"], "`w1` is asked for twice"),
+        (&["--worker", "coordinator=127.0.0.1"], "`coordinator` is asked for twice"),
+        (&["--coordinator", "../w1"], "`../w1` is not the name"),
+    ] {
+        let output = brigade(&[&init[..], more].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(words), "{}", said(&output));
+    }
+    assert!(files() == before);
+}
+
 #[test]
 fn what_cannot_be_meant_is_refused() {
     let here = ["worker", "--listen", "127.0.0.1:0", "--weights-root", "."];
     let output = brigade(&[&here[..], &["--quota", "0"]].concat());
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("such as 8G"), "{}", said(&output));
+    let output = brigade(&[&here[..], &["--quota", "99999999999T"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("no machine has"), "{}", said(&output));
+    let output = brigade(&["plan", "m.onnx", "--device", "w/CPU"]);
+    assert!(said(&output).contains("what follows `w/` is no device"), "{}", said(&output));
     let output = brigade(&[&here[..], &["--device", "cpu:4000000000"]].concat());
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("the highest number is 4095"), "{}", said(&output));
+    for address in ["127.0.0.1", "127.0.0.1:99999", ":7000"] {
+        let output = brigade(&["worker", "--listen", address, "--weights-root", "."]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("write it as HOST:PORT"), "{}", said(&output));
+    }
+    let output = brigade(&[&here[..], &["--certificates", "/no/such"]].concat());
+    assert!(said(&output).contains("no `authority.pem` in `/no/such`"), "{}", said(&output));
+    assert!(said(&output).contains("brigade cluster init"), "{}", said(&output));
     let output = brigade(&["worker", "--listen", "127.0.0.1:0", "--weights-root", "/no/such"]);
     assert!(said(&output).contains("name a folder that is there"), "{}", said(&output));
 }

@@ -70,18 +70,6 @@ impl Hub {
         device: &DeviceId,
         wanted: &str,
         nodes: &[(&Node, Vec<Option<Fact>>)],
-    ) -> Vec<Support> {
-        match self.asked(device, wanted, nodes) {
-            Ok(answers) => answers,
-            Err(e) => vec![Support::No(e.headline()); nodes.len()],
-        }
-    }
-
-    fn asked(
-        &self,
-        device: &DeviceId,
-        wanted: &str,
-        nodes: &[(&Node, Vec<Option<Fact>>)],
     ) -> Result<Vec<Support>> {
         let state = self.state();
         let worker = state.workers.iter().position(|w| Some(w.name.as_str()) == device.worker());

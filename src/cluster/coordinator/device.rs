@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -77,11 +78,15 @@ impl Device for RemoteDevice {
     }
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
-        let mut all = self.supports_all(&[(node, facts.to_vec())]);
-        all.pop().unwrap_or_else(|| Support::No("its worker does not say".to_owned()))
+        match self.supports_all(&[(node, facts.to_vec())]) {
+            Ok(mut all) => {
+                all.pop().unwrap_or_else(|| Support::No("its worker does not say".to_owned()))
+            }
+            Err(e) => Support::No(e.headline()),
+        }
     }
 
-    fn supports_all(&self, nodes: &[(&Node, Vec<Option<Fact>>)]) -> Vec<Support> {
+    fn supports_all(&self, nodes: &[(&Node, Vec<Option<Fact>>)]) -> Result<Vec<Support>> {
         self.hub.supports(&self.id, &directive(&self.id), nodes)
     }
 
@@ -99,11 +104,21 @@ impl Device for RemoteDevice {
         weights: &[WeightRef],
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
+        self.compile_unless(&AtomicBool::new(false), graph, weights, options)
+    }
+
+    fn compile_unless(
+        &self,
+        abandoned: &AtomicBool,
+        graph: Graph,
+        weights: &[WeightRef],
+        options: &CompileOptions,
+    ) -> Result<Arc<dyn CompiledSegment>> {
         let named = |e: crate::Error| e.with_device(self.id.to_string());
         let spec = StageSpec::of_segment(graph, weights, options, self.hub.roots())
             .map_err(named)?
             .device_of_worker(&self.id);
-        let stage = self.hub.ship(&self.id, &spec).map_err(named)?;
+        let stage = self.hub.ship(&self.id, &spec, abandoned).map_err(named)?;
         Ok(Arc::new(RemoteSegment {
             stage,
             hub: Arc::clone(&self.hub),

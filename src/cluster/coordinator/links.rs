@@ -145,7 +145,7 @@ impl Hub {
             let token = state.number();
             let w = &state.workers[worker];
             let Some(link) = w.link.clone().filter(|_| w.is_up()) else {
-                bail!(Device, "worker `{}` is not reached", w.name);
+                return Err(w.unreached());
             };
             state.probes.insert(token, None);
             drop(state);
@@ -159,12 +159,21 @@ impl Hub {
                     state.probes.remove(&token);
                     return Ok(took);
                 }
-                let gone = !state.workers[worker].is_up() || state.closed;
-                if gone || told.is_err() || sent.elapsed() > ANSWER {
+                let w = &state.workers[worker];
+                let failed = if state.closed {
+                    Some(err!(Stopped, "the cluster was closed"))
+                } else if !w.is_up() {
+                    Some(w.unreached())
+                } else if let Err(e) = &told {
+                    Some(e.clone())
+                } else if sent.elapsed() > ANSWER {
+                    Some(err!(Deadline, "worker `{}` did not answer within {ANSWER:?}", w.name))
+                } else {
+                    None
+                };
+                if let Some(error) = failed {
                     state.probes.remove(&token);
-                    told?;
-                    let name = &state.workers[worker].name;
-                    return Err(err!(Deadline, "worker `{name}` did not answer within {ANSWER:?}"));
+                    return Err(error);
                 }
                 state = self.wait(state);
             }

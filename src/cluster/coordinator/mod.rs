@@ -8,6 +8,7 @@ mod open;
 mod progress;
 mod recovery;
 mod routes;
+mod shipping;
 mod state;
 mod traffic;
 

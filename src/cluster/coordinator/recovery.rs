@@ -1,5 +1,6 @@
 //! What happens when links break and workers go.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -430,7 +431,7 @@ impl Hub {
             } else {
                 places.remove(0)
             };
-            match self.place(number, place) {
+            match self.place(number, place, &AtomicBool::new(false)) {
                 Ok(()) => return Ok(()),
                 Err(e) => reasons.push(e.to_string()),
             }

@@ -12,7 +12,7 @@ use crate::cluster::message::{FiringKey, Measurement, Offer, Readiness};
 use crate::cluster::question::Answers;
 use crate::cluster::spec::AUTO;
 use crate::device::{Delivery, DeviceId, LinkFigures};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, err};
 use crate::graph::Fact;
 use crate::tensor::Value;
 
@@ -98,6 +98,18 @@ impl WorkerState {
             return self.offers.first();
         }
         self.offers.iter().find(there)
+    }
+}
+
+impl WorkerState {
+    /// That it is not reached, and why.
+    pub(super) fn unreached(&self) -> Error {
+        let name = &self.name;
+        match &self.life {
+            Life::Up => err!(Device, "worker `{name}` is not reached"),
+            Life::Broken { why, .. } => err!(Device, "worker `{name}` is not reached: {why}"),
+            Life::Lost { why, .. } => err!(Device, "worker `{name}` was lost: {why}"),
+        }
     }
 }
 

@@ -77,7 +77,10 @@ pub(super) fn gauge(session: &Session, name: &str, address: &str) -> Result<Meas
                 return Err(link_error(why.clone()));
             }
             let left = ANSWER.saturating_sub(sent.elapsed());
-            if left.is_zero() || session.is_ended() {
+            if session.is_ended() {
+                return Err(err!(Stopped, "the session has ended"));
+            }
+            if left.is_zero() {
                 return Err(err!(Deadline, "no answer within {ANSWER:?}"));
             }
             let wait = ear.changed.wait_timeout(heard, left.min(Duration::from_millis(100)));

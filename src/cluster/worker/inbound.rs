@@ -153,7 +153,10 @@ impl Inbound {
                 let charge = match session.ledger.charge(length) {
                     Ok(charge) => charge,
                     Err(e) => {
-                        session.supported(ticket, Err(e));
+                        let told = e.within("asking which nodes a device runs").with_help(
+                            "start the worker with a larger --quota: the model itself needs more",
+                        );
+                        session.supported(ticket, Err(told));
                         return Ok(Box::new(Unwanted));
                     }
                 };

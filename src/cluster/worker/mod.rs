@@ -233,7 +233,7 @@ impl Offered {
         let device = self.resolve(directive, registry)?;
         let nodes: Vec<(&Node, Vec<Option<Fact>>)> =
             asked.iter().map(|(node, facts)| (node, facts.clone())).collect();
-        let ask = || Ok(device.supports_all(&nodes));
+        let ask = || device.supports_all(&nodes);
         let answers = caught(device.id(), "asking what the device supports", ask)?;
         Ok(answers.into_iter().map(Answer::from).collect())
     }

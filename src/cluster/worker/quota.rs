@@ -46,7 +46,8 @@ impl Ledger {
                 self.most
             )
             .with_help(
-                "raise the limit, cut the model into more stages, or keep fewer items in flight",
+                "raise the limit (of a session: the worker's --quota), cut the model into more stages, or \
+                 keep fewer items in flight",
             ));
         }
         if let Some(above) = &self.above
