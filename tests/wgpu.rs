@@ -302,6 +302,30 @@ fn indices_that_stay_on_the_gpu_are_checked() {
 }
 
 #[test]
+fn a_lookup_with_indices_that_are_computed_on_the_gpu_falls_back() {
+    let Some(_device) = adapter() else { return };
+    let mut g = GraphBuilder::new("lookup");
+    let x = g.input("x", DType::F32, [2.into()]).unwrap();
+    let i = g.op("Cast", &[x], &[("to", 6.into())]).unwrap();
+    let far = g.op("Max", &[i, i], &[]).unwrap();
+    let table = g.constant(numbers(&[3, 4], 1)).unwrap();
+    let y = g.op("Gather", &[table, far], &[]).unwrap();
+    let y = g.op("Relu", &[y], &[]).unwrap();
+    let graph = g.finish([("y", y)]).unwrap();
+    let pipeline = Pipeline::builder(graph.clone()).fallback(wgpu(), DeviceId::cpu(0));
+    let pipeline = pipeline.spawn().unwrap();
+    let report = pipeline.sequential().report(&|_| None);
+    assert_eq!(report.segments.len(), 3, "{report}");
+    assert!(report.to_string().contains("not proven"), "{report}");
+    let item = |k: f32| Tensor::new([2], vec![0.0, k]).unwrap();
+    compare(&pipeline, &on_cpu(graph.clone()), &[item(2.0), item(-3.0)], 0.0);
+    // Alone it is refused before anything runs, and told why.
+    let alone = Pipeline::builder(graph).placement(DeviceMap::single(wgpu())).spawn();
+    let error = alone.unwrap_err();
+    assert!(error.to_string().contains("not proven"), "{error}");
+}
+
+#[test]
 fn what_the_driver_refuses_is_the_error_of_its_item() {
     let Some(_device) = adapter() else { return };
     let mut g = GraphBuilder::new("g");

@@ -154,6 +154,20 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(nodes.iter().map(|(node, facts)| self.supports(node, facts)).collect())
     }
 
+    /// As [`supports_all`](Self::supports_all), of the nodes of a graph in order: for a device to which
+    /// a node and the facts of its inputs do not tell everything, such as where indices come from.
+    ///
+    /// # Errors
+    /// As [`supports_all`](Self::supports_all).
+    fn supports_graph(
+        &self,
+        graph: &Graph,
+        nodes: &[(&Node, Vec<Option<Fact>>)],
+    ) -> Result<Vec<Support>> {
+        let _ = graph;
+        self.supports_all(nodes)
+    }
+
     /// What the way between its memory and that of another device takes, where that is worth
     /// reckoning with and known, or can be measured now: a network, a bus. Placements that balance
     /// stages cut where it carries what has to cross.

@@ -16,5 +16,5 @@ pub use families::product::Tiling;
 pub use ir::{Kernel, Scalar};
 pub use lower::{
     InputPlace, Launch, Lowered, LoweringOptions, Operand, OutputPlace, Row, TABLE, device_scalar,
-    extent_inputs, narrowed, row_of, supports, widened,
+    extent_inputs, narrowed, refusals, row_of, supports, widened,
 };

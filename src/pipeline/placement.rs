@@ -45,7 +45,7 @@ pub fn fallback(
 pub(crate) fn supports_all(device: &dyn Device, graph: &Graph) -> Result<Vec<Support>> {
     let nodes: Vec<(&Node, Vec<Option<Fact>>)> =
         graph.nodes().iter().map(|node| (node, facts(graph, node))).collect();
-    device.supports_all(&nodes).map_err(|e| e.with_device(device.id().to_string()))
+    device.supports_graph(graph, &nodes).map_err(|e| e.with_device(device.id().to_string()))
 }
 
 /// As [`fallback`], but a primary device that is not usable here leaves everything to the

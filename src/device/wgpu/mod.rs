@@ -93,6 +93,24 @@ impl Device for WgpuDevice {
         }
     }
 
+    fn supports_graph(
+        &self,
+        graph: &Graph,
+        nodes: &[(&Node, Vec<Option<Fact>>)],
+    ) -> Result<Vec<Support>> {
+        let mut answers = self.supports_all(nodes)?;
+        let here: Vec<bool> = answers.iter().map(Support::is_supported).collect();
+        if here.contains(&true) {
+            let refusals = crate::gpu::refusals(graph, &here, &self.ops);
+            for (answer, why) in answers.iter_mut().zip(refusals) {
+                if let Some(why) = why {
+                    *answer = Support::No(why);
+                }
+            }
+        }
+        Ok(answers)
+    }
+
     fn compile(
         &self,
         mut graph: Graph,

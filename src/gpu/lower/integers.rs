@@ -28,6 +28,9 @@ const PASSES_ON: &[(&str, usize, usize)] = &[
     ("Where", 1, 3),
 ];
 
+/// The range of an axis whose extent is not known yet.
+pub(super) const WIDEST: (i64, i64) = (i64::MIN, i64::MAX);
+
 impl Lowering<'_> {
     /// As [`limit`](Self::limit), with a range for each place along the last axis.
     ///
@@ -75,7 +78,7 @@ impl Lowering<'_> {
             }
             return Ok(());
         }
-        if self.graph.inputs().contains(&v) {
+        if self.graph.inputs().contains(&v) || self.elsewhere.contains(&v) {
             let all = self.ranges.entry(v).or_insert(range);
             *all = (all.0.max(range.0), all.1.min(range.1));
             return Ok(());
@@ -90,7 +93,7 @@ impl Lowering<'_> {
                 let axis = if axis < 0 { axis + shape.len() as i64 } else { axis };
                 shape.get(usize::try_from(axis).ok()?).copied()
             });
-            if range.0 <= 0 && extent.is_some_and(|e| e as i64 - 1 <= range.1) {
+            if range == WIDEST || range.0 <= 0 && extent.is_some_and(|e| e as i64 - 1 <= range.1) {
                 return Ok(());
             }
         }
@@ -158,7 +161,7 @@ pub fn extent_inputs(graph: &Graph) -> Vec<bool> {
 }
 
 /// Whether an operator looks at the extents of its input alone.
-fn only_extents(node: &Node) -> bool {
+pub(super) fn only_extents(node: &Node) -> bool {
     matches!(node.op.as_str(), "Shape" | "Size")
 }
 

@@ -4,6 +4,7 @@ mod elementwise;
 mod integers;
 mod movement;
 mod product;
+mod refusal;
 mod rows;
 mod site;
 mod table;
@@ -24,6 +25,7 @@ use elementwise::Fused;
 use site::{Extras, Site, Step};
 
 pub use integers::{extent_inputs, narrowed, widened};
+pub use refusal::refusals;
 pub use site::device_scalar;
 pub use table::{Row, TABLE, row_of, supports};
 
@@ -146,6 +148,7 @@ impl Lowered {
             pending: HashMap::new(),
             steps: Vec::new(),
             ranges: HashMap::new(),
+            elsewhere: HashSet::new(),
             deferrable: HashSet::new(),
             extras: RefCell::default(),
         };
@@ -181,6 +184,8 @@ struct Lowering<'a> {
     steps: Vec<Step>,
     /// The whole numbers that inputs of the graph may be.
     ranges: HashMap<ValueId, (i64, i64)>,
+    /// Values that come from another device, and are inputs where they are fed.
+    elsewhere: HashSet<ValueId>,
     deferrable: HashSet<ValueId>,
     extras: RefCell<Extras>,
 }

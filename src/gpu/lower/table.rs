@@ -18,6 +18,8 @@ pub struct Row {
     pub elementwise: bool,
     /// How many of the first inputs kernels read; the others decide extents.
     pub reads: usize,
+    /// Whether its second input are indices into the first.
+    pub indexed: bool,
     /// The dtypes that kernels read.
     pub types: &'static [DType],
     refuse: fn(&Node, &[Option<Fact>]) -> Option<String>,
@@ -194,7 +196,7 @@ const fn row(
     refuse: fn(&Node, &[Option<Fact>]) -> Option<String>,
     lower: fn(&Site<'_>) -> Result<Made>,
 ) -> Row {
-    Row { domain: "", op, elementwise: false, reads, types, refuse, lower }
+    Row { domain: "", op, elementwise: false, reads, indexed: false, types, refuse, lower }
 }
 
 const fn element(
@@ -203,12 +205,16 @@ const fn element(
     refuse: fn(&Node, &[Option<Fact>]) -> Option<String>,
     lower: fn(&Site<'_>) -> Result<Made>,
 ) -> Row {
-    Row { domain: "", op, elementwise: true, reads: ALL, types, refuse, lower }
+    Row { domain: "", op, elementwise: true, reads: ALL, indexed: false, types, refuse, lower }
 }
 
 impl Row {
     const fn of(self, domain: &'static str) -> Self {
         Self { domain, ..self }
+    }
+
+    const fn indexed(self) -> Self {
+        Self { indexed: true, ..self }
     }
 }
 
@@ -330,12 +336,12 @@ pub static TABLE: &[Row] = &[
     row("Expand", 1, ANY, never, movement::expand),
     row("Tile", 1, ANY, never, movement::tile),
     row("Pad", 1, ANY, never, movement::pad),
-    row("Gather", 2, ANY, indexed, movement::gather),
-    row("GatherElements", 2, ANY, indexed, movement::gather_elements),
+    row("Gather", 2, ANY, indexed, movement::gather).indexed(),
+    row("GatherElements", 2, ANY, indexed, movement::gather_elements).indexed(),
     row("DepthToSpace", 1, ANY, never, movement::blocks),
     row("SpaceToDepth", 1, ANY, never, movement::blocks),
     row("ConstantOfShape", 0, ANY, never, movement::constant_of_shape),
-    row("GatherND", 2, ANY, indexed, movement::gather_nd),
+    row("GatherND", 2, ANY, indexed, movement::gather_nd).indexed(),
     row("Range", 0, WHOLE_RANGES, never, movement::range),
     row("Shape", 0, ANY, never, unknown),
     row("Size", 0, ANY, never, unknown),
