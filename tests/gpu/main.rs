@@ -96,6 +96,41 @@ fn the_cuda_c_gives_what_the_cpu_device_gives() {
     eprintln!("{count} graphs, {} kernels", kernels.len());
 }
 
+#[test]
+fn the_shim_sees_the_faults_that_a_gpu_would_not_tell() {
+    let text = r"
+        void right(unsigned* y) {
+          __shared__ unsigned all[4];
+          all[threadIdx.x] = threadIdx.x;
+          __syncthreads();
+          y[threadIdx.x] = all[3 - threadIdx.x];
+        }
+        void beyond(unsigned* y) { y[threadIdx.x + 1] = 7; }
+        void before(unsigned* y) { y[threadIdx.x] = y[threadIdx.x + 4] + 1; }
+        void left_out(unsigned* y) { if (threadIdx.x != 2) y[threadIdx.x] = 7; }
+        void leaves(unsigned* y) { if (threadIdx.x < 2) __syncthreads(); y[threadIdx.x] = 7; }
+        void apart(unsigned* y) {
+          if (threadIdx.x < 2) {
+            __syncthreads();
+          } else {
+            __syncthreads();
+          }
+          y[threadIdx.x] = 7;
+        }
+    ";
+    let kernels = ["right", "beyond", "before", "left_out", "leaves", "apart"];
+    let Some(ran) = shim::run_text(text, &kernels) else { return };
+    let refused = |why: &str| Err::<Vec<u32>, _>(format!("{why}\n"));
+    assert_eq!(ran[0], Ok(vec![3, 2, 1, 0]));
+    assert_eq!(ran[1], refused("beyond: memory beyond a buffer was touched"));
+    assert_eq!(ran[2], refused("before: memory beyond a buffer was touched"));
+    // What nobody wrote is no number, which no comparison takes for one.
+    assert_eq!(ran[3], Ok(vec![7, 7, u32::MAX, 7]));
+    assert!(f32::from_bits(u32::MAX).is_nan());
+    assert_eq!(ran[4], refused("leaves: a thread left while others wait for it"));
+    assert_eq!(ran[5], refused("apart: threads wait at different barriers"));
+}
+
 /// With `BRIGADE_CUDA_OUT=FOLDER` the text is left there, for `scripts/check-ptx`.
 #[test]
 fn texts_are_ascii_and_constants_that_are_not_finite_are_bits() {

@@ -73,11 +73,27 @@ pub(crate) fn run(
     jobs: &[Job],
     kernels: &BTreeMap<String, Arc<Kernel>>,
 ) -> Option<Vec<Vec<Tensor>>> {
+    let folder = compiled(&program(kernels))?;
+    let numbers: BTreeMap<&str, u32> = kernels.keys().map(String::as_str).zip(0..).collect();
+    let mut words: Vec<u8> = Vec::new();
+    words.extend((jobs.len() as u32).to_ne_bytes());
+    for job in jobs {
+        write_job(&mut words, job, &numbers);
+    }
+    let made = ran(folder.path(), &words).unwrap_or_else(|why| panic!("{why}"));
+    let mut rest = &made[..];
+    let outputs = jobs.iter().map(|job| read_outputs(job, &mut rest)).collect();
+    assert!(rest.is_empty(), "{} bytes are left", rest.len());
+    Some(outputs)
+}
+
+/// A program of the shim, in a folder of its own, or `None` after saying that there is no compiler.
+fn compiled(program: &str) -> Option<tempfile::TempDir> {
     let compiler = compiler()?;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu");
-    std::fs::write(at("kernels.cpp"), program(kernels)).unwrap();
+    std::fs::write(at("kernels.cpp"), program).unwrap();
     let made = Command::new(compiler)
         .args(["-std=c++17", "-O1", "-w", "-fwrapv", "-ffp-contract=off", "-I"])
         .arg(here)
@@ -87,20 +103,42 @@ pub(crate) fn run(
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let numbers: BTreeMap<&str, u32> = kernels.keys().map(String::as_str).zip(0..).collect();
-    let mut words: Vec<u8> = Vec::new();
-    words.extend((jobs.len() as u32).to_ne_bytes());
-    for job in jobs {
-        write_job(&mut words, job, &numbers);
-    }
-    std::fs::write(at("jobs"), words).unwrap();
+    Some(folder)
+}
+
+/// What a program makes of jobs, or why it gave up.
+fn ran(folder: &Path, jobs: &[u8]) -> Result<Vec<u8>, String> {
+    let at = |name: &str| folder.join(name);
+    std::fs::write(at("jobs"), jobs).unwrap();
     let ran = Command::new(at("kernels")).arg(at("jobs")).arg(at("made")).output().unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    let made = std::fs::read(at("made")).unwrap();
-    let mut rest = &made[..];
-    let outputs = jobs.iter().map(|job| read_outputs(job, &mut rest)).collect();
-    assert!(rest.is_empty(), "{} bytes are left", rest.len());
-    Some(outputs)
+    if !ran.status.success() {
+        return Err(String::from_utf8_lossy(&ran.stderr).into_owned());
+    }
+    Ok(std::fs::read(at("made")).unwrap())
+}
+
+/// Runs each kernel of a text of CUDA C, by itself, with four threads on a buffer of four words that
+/// nobody has written; `None` after saying that there is no compiler.
+pub(crate) fn run_text(text: &str, kernels: &[&str]) -> Option<Vec<Result<Vec<u32>, String>>> {
+    let mut program = format!("#include \"shim.h\"\n#include \"shim_main.h\"\n{text}");
+    for kernel in kernels {
+        let _ = writeln!(
+            program,
+            "static void run_{kernel}(const unsigned*, char* const* b) {{ {kernel}((unsigned*)b[0]); }}"
+        );
+    }
+    program += "const Kernel KERNELS[] = {\n";
+    for kernel in kernels {
+        let _ = writeln!(program, "  {{\"{kernel}\", {{4u, 1u, 1u}}, true, 1u, run_{kernel}}},");
+    }
+    let folder = compiled(&(program + "};\n"))?;
+    let one = |number: u32| {
+        // One job of one buffer, one launch of one group, and the buffer to write out.
+        let job = [1, 1, 16, 0, 1, number, 1, 1, 1, 0, 0, 1, 0];
+        let made = ran(folder.path(), bytemuck::cast_slice(&job))?;
+        Ok(made.chunks_exact(4).map(|w| u32::from_ne_bytes(w.try_into().unwrap())).collect())
+    };
+    Some((0..kernels.len() as u32).map(one).collect())
 }
 
 fn write_job(to: &mut Vec<u8>, job: &Job, numbers: &BTreeMap<&str, u32>) {
