@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+#[cfg(feature = "cli")]
+use std::time::Duration;
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -238,6 +240,7 @@ impl ClosedLoop<'_> {
 
     /// About how long [`run`](Self::run) takes if so many items come through in a second, and how many
     /// items the longer run of a round then has.
+    #[cfg(feature = "cli")]
     pub(crate) fn expected(&self, pace: f64, in_flight: usize) -> (Duration, usize) {
         let items = self.items_at(pace, in_flight);
         let streamed = items as f64 / pace;

@@ -380,6 +380,7 @@ impl Graph {
     ///
     /// # Errors
     /// If the table of values is full.
+    #[cfg(feature = "onnx")]
     pub(crate) fn wrap_ports(&mut self, op: &str) -> Result<()> {
         let mut front = Vec::new();
         for k in 0..self.inputs.len() {

@@ -147,6 +147,7 @@ impl Buffer {
     }
 
     /// A copy of weights; see [`for_weights`](Self::for_weights).
+    #[cfg(feature = "onnx")]
     pub(crate) fn copy_of_weights(bytes: &[u8]) -> Self {
         match Self::for_weights(bytes.len()) {
             Ok(mut copy) => {

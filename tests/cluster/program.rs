@@ -19,6 +19,14 @@ fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
+/// The same, for a program that a SIGHUP ends, whoever started the tests: below `nohup` they inherit that it
+/// is ignored, and so would what they start.
+fn hearing_hang_up(command: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg("--default-signal=HUP").arg(command.get_program()).args(command.get_args());
+    env
+}
+
 fn brigade<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     command(arguments).output().unwrap()
 }
@@ -163,6 +171,9 @@ fn interrupted_by(signal: &str, exit: i32) {
         "60",
     ];
     let mut child = command(&arguments);
+    if signal == "HUP" {
+        child = hearing_hang_up(&child);
+    }
     let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut coordinator = Process(child);
     let mut heard = BufReader::new(coordinator.0.stderr.take().unwrap());
@@ -230,8 +241,10 @@ fn a_coordinator_that_is_interrupted_as_it_begins_ends_as_interrupted() {
 fn worker_after(first: &str) -> (Process, String) {
     let program = env!("CARGO_BIN_EXE_brigade");
     let script = format!("{first}; exec '{program}' worker --listen 127.0.0.1:0 --weights-root .");
-    let mut child = Command::new("sh");
-    child.args(["-c", &script]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]);
+    let mut child = hearing_hang_up(&shell);
+    child.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = child.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
