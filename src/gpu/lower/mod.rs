@@ -134,24 +134,7 @@ impl Lowered {
     /// # Errors
     /// If a node cannot be run so with these extents; names it.
     pub fn new(graph: &Graph, known: &[Known], options: LoweringOptions) -> Result<Self> {
-        let mut constants = HashMap::new();
-        for (i, k) in known.iter().enumerate() {
-            if let Some(tensor) = k.value()? {
-                constants.insert(ValueId::at(i), tensor);
-            }
-        }
-        let mut lowering = Lowering {
-            graph,
-            options,
-            constants,
-            same: HashMap::new(),
-            pending: HashMap::new(),
-            steps: Vec::new(),
-            ranges: HashMap::new(),
-            elsewhere: HashSet::new(),
-            deferrable: HashSet::new(),
-            extras: RefCell::default(),
-        };
+        let mut lowering = Lowering::begin(graph, known, options)?;
         lowering.find_deferrable();
         lowering.run()?;
         lowering.assign()
@@ -191,6 +174,28 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
+    /// Before the first node; `known` is what inference says of the graph.
+    fn begin(graph: &'a Graph, known: &[Known], options: LoweringOptions) -> Result<Self> {
+        let mut constants = HashMap::new();
+        for (i, k) in known.iter().enumerate() {
+            if let Some(tensor) = k.value()? {
+                constants.insert(ValueId::at(i), tensor);
+            }
+        }
+        Ok(Self {
+            graph,
+            options,
+            constants,
+            same: HashMap::new(),
+            pending: HashMap::new(),
+            steps: Vec::new(),
+            ranges: HashMap::new(),
+            elsewhere: HashSet::new(),
+            deferrable: HashSet::new(),
+            extras: RefCell::default(),
+        })
+    }
+
     fn root(&self, v: ValueId) -> ValueId {
         self.same.get(&v).copied().unwrap_or(v)
     }

@@ -1,7 +1,6 @@
 //! What a device refuses of a whole graph: what a node and the facts of its inputs do not tell.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use super::integers::{WIDEST, only_extents};
 use super::site::Site;
@@ -22,24 +21,8 @@ pub fn refusals(graph: &Graph, here: &[bool], ops: &OpRegistry) -> Vec<Option<St
     let mut out = vec![None; graph.nodes().len()];
     // What inference refuses, no device runs: it is told when the graph is compiled.
     let Ok(known) = infer_graph(&mut graph, ops) else { return out };
-    let mut constants = HashMap::new();
-    for (i, known) in known.iter().enumerate() {
-        if let Ok(Some(tensor)) = known.value() {
-            constants.insert(ValueId::at(i), tensor);
-        }
-    }
-    let mut lowering = Lowering {
-        graph: &graph,
-        options: LoweringOptions::default(),
-        constants,
-        same: HashMap::new(),
-        pending: HashMap::new(),
-        steps: Vec::new(),
-        ranges: HashMap::new(),
-        elsewhere: HashSet::new(),
-        deferrable: HashSet::new(),
-        extras: RefCell::default(),
-    };
+    let begun = Lowering::begin(&graph, &known, LoweringOptions::default());
+    let Ok(mut lowering) = begun else { return out };
     // What will be constants once extents are known.
     let mut of_extents: HashSet<ValueId> = HashSet::new();
     for ((node, here), why) in graph.nodes().iter().zip(here).zip(&mut out) {
