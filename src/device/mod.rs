@@ -4,6 +4,10 @@
 //! [`Registry`](crate::Registry).
 
 mod cpu;
+#[cfg(feature = "_cuda")]
+mod cuda;
+#[cfg(any(feature = "wgpu", feature = "_cuda"))]
+mod gpu;
 mod id;
 mod instance;
 mod limits;
@@ -27,6 +31,8 @@ use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
 #[cfg(feature = "wgpu")]
 pub use self::wgpu::WgpuDevice;
 pub use cpu::CpuDevice;
+#[cfg(feature = "_cuda")]
+pub use cuda::CudaDevice;
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
 pub use limits::{MAX_DEVICE_NUMBER, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS};
@@ -62,12 +68,21 @@ pub static FAMILIES: &[Family] = &[
         open: |n, ops| Ok(Arc::new(WgpuDevice::new(n, ops.clone())?)),
         list: || vec![0],
     },
+    #[cfg(feature = "_cuda")]
+    Family {
+        kind: "cuda",
+        summary: "GPUs of NVIDIA through its driver: f32, what it lacks falls back",
+        open: |n, ops| Ok(Arc::new(CudaDevice::new(n, ops.clone())?)),
+        list: CudaDevice::numbers,
+    },
 ];
 
 /// Kinds of devices that this build leaves out, and the feature that brings them.
 pub static LEFT_OUT: &[(&str, &str)] = &[
     #[cfg(not(feature = "wgpu"))]
     ("wgpu", "wgpu"),
+    #[cfg(not(feature = "_cuda"))]
+    ("cuda", "cuda-12"),
 ];
 
 /// Something that compiles and runs graphs.

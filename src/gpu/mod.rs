@@ -15,6 +15,6 @@ mod wgsl;
 pub use families::product::Tiling;
 pub use ir::{Kernel, Scalar};
 pub use lower::{
-    InputPlace, Launch, Lowered, LoweringOptions, Operand, OutputPlace, Row, TABLE, device_scalar,
-    extent_inputs, narrowed, refusals, row_of, supports, widened,
+    InputPlace, Launch, Lowered, LoweringOptions, Operand, OutputPlace, ProductCall, Row, TABLE,
+    device_scalar, extent_inputs, narrowed, refusals, row_of, supports, widened,
 };

@@ -2,15 +2,15 @@
 //! for it.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
+use crate::device::gpu::{Duties, Ended, Faults, lock};
 use crate::error::{Error, Result, err};
 use crate::gpu::Kernel;
 use crate::tensor::QueueId;
@@ -21,51 +21,12 @@ pub(super) struct Pipeline {
     pub(super) layout: wgpu::BindGroupLayout,
 }
 
-/// What went wrong with a device outside of any call, and who is to hear of it.
-#[derive(Default)]
-struct Faults {
-    lost: Mutex<Option<String>>,
-    listeners: Mutex<HashMap<u64, Waker>>,
-}
-
-impl Faults {
-    fn lose(&self, why: String) {
-        lock(&self.lost).get_or_insert(why);
-        for (_, waker) in lock(&self.listeners).drain() {
-            waker.wake();
-        }
-    }
-}
-
-/// Nothing is completed any more once the waiting thread has ended, whatever ended it.
-struct Ended(Arc<Faults>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.lose("the thread that waits for it has ended".to_owned());
-    }
-}
-
 /// What the waiting thread has to do.
 enum Duty {
     /// To see a submission through.
     Wait(wgpu::SubmissionIndex),
     /// To drop something, once what was submitted before is done.
     Drop(Box<dyn Any + Send>),
-}
-
-/// The duties of the waiting thread, in order.
-#[derive(Default)]
-struct Duties {
-    queue: Mutex<VecDeque<Duty>>,
-    more: Condvar,
-}
-
-impl Duties {
-    fn add(&self, duty: Duty) {
-        lock(&self.queue).push_back(duty);
-        self.more.notify_one();
-    }
 }
 
 /// One opened adapter.
@@ -80,7 +41,7 @@ pub(super) struct Context {
     /// The largest buffer that a kernel can bind, in bytes.
     pub(super) binding_limit: u64,
     faults: Arc<Faults>,
-    duties: Arc<Duties>,
+    duties: Arc<Duties<Duty>>,
     /// By the kernels' text.
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
 }
@@ -89,10 +50,6 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name, self.info.name)
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The output of a future that waits for nothing: on native back ends these are ready at once.
@@ -111,17 +68,9 @@ fn now<F: Future>(future: F) -> Option<F::Output> {
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
 /// Sees submissions through: the callbacks of each run at the latest when its wait is over.
-fn wait_for(device: &wgpu::Device, duties: &Duties, faults: &Faults) {
+fn wait_for(device: &wgpu::Device, duties: &Duties<Duty>, faults: &Faults) {
     loop {
-        let mut queue = lock(&duties.queue);
-        let duty = loop {
-            if let Some(duty) = queue.pop_front() {
-                break duty;
-            }
-            queue = duties.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        };
-        drop(queue);
-        let index = match duty {
+        let index = match duties.next() {
             Duty::Wait(index) => index,
             Duty::Drop(retired) => {
                 drop(retired);
@@ -136,7 +85,7 @@ fn wait_for(device: &wgpu::Device, duties: &Duties, faults: &Faults) {
             match device.poll(wait) {
                 Ok(_) => break,
                 Err(wgpu::PollError::Timeout) => {
-                    if lock(&faults.lost).is_some() {
+                    if faults.lost().is_some() {
                         return;
                     }
                 }
@@ -221,12 +170,12 @@ impl Context {
         device.set_device_lost_callback(move |reason, message| {
             heard.lose(format!("{reason:?}: {message}"));
         });
-        let duties = Arc::new(Duties::default());
+        let duties = Arc::new(Duties::<Duty>::default());
         let (polled, to_do, heard) = (device.clone(), Arc::clone(&duties), Arc::clone(&faults));
         std::thread::Builder::new()
             .name(format!("wgpu-{number}-poll"))
             .spawn(move || {
-                let _end = Ended(Arc::clone(&heard));
+                let _end = Ended::new(Arc::clone(&heard));
                 wait_for(&polled, &to_do, &heard);
             })
             .map_err(|e| format!("its waiting thread could not be started: {e}"))?;
@@ -253,7 +202,7 @@ impl Context {
     /// # Errors
     /// Why not.
     pub(super) fn fault(&self) -> Result<()> {
-        match &*lock(&self.faults.lost) {
+        match self.faults.lost() {
             None => Ok(()),
             Some(why) => Err(self.error(&format!("the device is lost: {why}"))),
         }
@@ -261,18 +210,12 @@ impl Context {
 
     /// Wakes `waker` if the device is lost, until the number that is returned is forgotten.
     pub(super) fn listen(&self, waker: &Waker) -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        lock(&self.faults.listeners).insert(number, waker.clone());
-        if self.fault().is_err() {
-            waker.wake_by_ref();
-        }
-        number
+        self.faults.listen(waker)
     }
 
     /// Wakes that one no more.
     pub(super) fn forget(&self, listener: u64) {
-        lock(&self.faults.listeners).remove(&listener);
+        self.faults.forget(listener);
     }
 
     pub(super) fn error(&self, message: &str) -> Error {

@@ -1,20 +1,15 @@
-//! Items under way on an adapter: slots of buffers, one submission an item.
+//! What an adapter does with launches: buffers and bindings made beforehand, one submission an item.
 
+use std::any::Any;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
 
-use super::context::{Context, LEAST};
-use super::segment::{Ready, UNIFORM_STEP, WgpuSegment, on_host};
-use crate::device::{Delivery, Instance, InstanceOptions, Submitted, run_submitted};
-use crate::error::{Result, bail, err};
-use crate::gpu::{Operand, OutputPlace, narrowed, widened};
-use crate::tensor::{BufferPool, Event, Resident, Shape, Signal, Tensor, Value};
-
-/// Items that an instance has under way: one computes, one is uploaded, one is read back.
-const SLOTS: usize = 3;
-
-/// Sets of extents that an instance keeps slots for.
-const MOST_SHAPES: usize = 4;
+use super::context::{Context, LEAST, Pipeline};
+use crate::device::gpu::{Completion, Fed, Feed, Layout, Ready, Target};
+use crate::error::{Result, bail};
+use crate::gpu::{Lowered, LoweringOptions, Operand, Tiling};
+use crate::tensor::QueueId;
 
 /// A buffer that may be handed over; whoever holds it keeps its slot from being used again.
 #[derive(Debug)]
@@ -22,276 +17,237 @@ pub(super) struct Memory {
     buffer: wgpu::Buffer,
 }
 
-/// What completion callbacks leave for the actor.
-#[derive(Debug, Default)]
-struct Flags {
-    done: AtomicBool,
-    failed: AtomicBool,
+/// Kernels that are compiled, and the words of launches.
+pub(super) struct Prepared {
+    pipelines: Vec<Arc<Pipeline>>,
+    /// The words of all launches, each on a boundary of [`UNIFORM_STEP`] bytes.
+    uniforms: Option<wgpu::Buffer>,
 }
 
-/// An item in a slot.
-struct Job {
-    /// Its number, unless its outputs have left already.
-    item: Option<u64>,
-    /// The outputs that stay on the device.
-    residents: Vec<Option<Resident>>,
-}
+/// Bytes from one launch's words to the next: the alignment that every adapter accepts.
+const UNIFORM_STEP: usize = 256;
 
 /// One set of buffers, with bindings made for them.
-struct Slot {
+pub(super) struct Slot {
     buffers: Vec<Arc<Memory>>,
     bindings: Vec<wgpu::BindGroup>,
     /// Mapped while no item is in the slot.
     upload: Option<wgpu::Buffer>,
     /// Mapped when an item is done.
     readback: Option<wgpu::Buffer>,
-    flags: Arc<Flags>,
-    job: Option<Job>,
 }
 
-/// The slots for one set of extents.
-struct Bench {
-    ready: Arc<Ready>,
-    /// The buffers that leave with items.
-    leaving: Vec<usize>,
-    /// Where the host's outputs lie in the read-back buffer.
-    read_offsets: Vec<Option<u64>>,
-    upload_bytes: u64,
-    read_bytes: u64,
-    slots: Vec<Slot>,
-    used: u64,
-}
-
-/// The working state of an actor.
-struct State {
-    segment: Arc<WgpuSegment>,
-    options: InstanceOptions,
-    /// What the loss of the device wakes.
+/// What the loss of the device wakes.
+pub(super) struct Lane {
     listener: u64,
-    benches: Vec<Bench>,
-    pool: BufferPool,
-    clock: u64,
-}
-
-/// The state, until it is dropped: then the waiting thread takes it. The thread that drops an
-/// instance may be at its own end, when the driver's thread-local state is gone already.
-pub(super) struct WgpuInstance(Option<State>);
-
-impl WgpuInstance {
-    pub(super) fn new(segment: Arc<WgpuSegment>, options: InstanceOptions) -> Result<Self> {
-        segment.context.fault()?;
-        let listener = segment.context.listen(&options.waker);
-        let deliveries = (0..segment.outputs()).map(|i| match options.delivery(i) {
-            Delivery::Device if segment.is_watched(i) => Delivery::Both,
-            other => other,
-        });
-        let deliveries = deliveries.collect();
-        let options = options.outputs(deliveries);
-        let (benches, pool) = (Vec::new(), BufferPool::default());
-        Ok(Self(Some(State { segment, options, listener, benches, pool, clock: 0 })))
-    }
-
-    fn state(&mut self) -> Result<&mut State> {
-        self.0.as_mut().ok_or_else(|| err!(Internal, "the instance was dropped"))
-    }
-}
-
-impl Drop for WgpuInstance {
-    fn drop(&mut self) {
-        if let Some(state) = self.0.take() {
-            let context = Arc::clone(&state.segment.context);
-            context.forget(state.listener);
-            context.retire(Box::new(state));
-        }
-    }
-}
-
-/// Bytes of a tensor on the device: four for each element.
-fn bytes_of(shape: &Shape) -> u64 {
-    shape.elements() as u64 * 4
 }
 
 fn size(bytes: usize) -> u64 {
     bytes as u64
 }
 
-impl State {
-    fn context(&self) -> &Arc<Context> {
-        &self.segment.context
+impl Target for Context {
+    type Constant = wgpu::Buffer;
+    type Prepared = Prepared;
+    type Lane = Lane;
+    type Slot = Slot;
+
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    /// The slots for these inputs.
-    fn bench(&mut self, inputs: &[Value]) -> Result<usize> {
-        self.clock += 1;
-        if let Some(at) = self.benches.iter().position(|b| b.ready.is_for(inputs)) {
-            self.benches[at].used = self.clock;
-            return Ok(at);
-        }
-        let ready = self.segment.ready_for(inputs)?;
-        if self.benches.len() >= MOST_SHAPES {
-            let idle = self
-                .benches
-                .iter()
-                .enumerate()
-                .filter(|(_, b)| b.slots.iter().all(|s| s.job.is_none()));
-            if let Some((oldest, _)) = idle.min_by_key(|(_, b)| b.used) {
-                self.benches.swap_remove(oldest);
+    fn memory(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn order(&self) -> QueueId {
+        self.order
+    }
+
+    fn lowering(&self) -> LoweringOptions {
+        let tiling = if self.is_software() { Tiling::Registers } else { Tiling::Groups };
+        LoweringOptions { tiling, fuse: true }
+    }
+
+    fn limit(&self) -> u64 {
+        self.binding_limit
+    }
+
+    fn fault(&self) -> Result<()> {
+        self.fault()
+    }
+
+    fn upload(&self, name: &str, bytes: &[u8]) -> Result<wgpu::Buffer> {
+        self.filled(name, bytes, wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC)
+    }
+
+    fn prepare(&self, lowered: &Lowered) -> Result<Prepared> {
+        let mut pipelines = Vec::with_capacity(lowered.launches.len());
+        let mut words = vec![0_u8; lowered.launches.len() * UNIFORM_STEP];
+        for (i, launch) in lowered.launches.iter().enumerate() {
+            pipelines.push(self.pipeline(&launch.kernel)?);
+            let bytes: &[u8] = bytemuck::cast_slice(&launch.words);
+            if bytes.len() > UNIFORM_STEP {
+                bail!(Internal, "{} words for kernel `{}`", bytes.len() / 4, launch.kernel.name);
             }
+            words[i * UNIFORM_STEP..][..bytes.len()].copy_from_slice(bytes);
         }
-        let mut bench = Bench {
-            leaving: Vec::new(),
-            read_offsets: Vec::new(),
-            upload_bytes: 0,
-            read_bytes: 0,
-            slots: Vec::new(),
-            used: self.clock,
-            ready,
+        let uniforms = match words.is_empty() {
+            true => None,
+            false => Some(self.filled("extents", &words, wgpu::BufferUsages::UNIFORM)?),
         };
-        let lowered = &bench.ready.lowered;
-        for place in &lowered.inputs {
-            bench.upload_bytes += lowered.buffers[place.buffer];
-        }
-        for (i, output) in lowered.outputs.iter().enumerate() {
-            let OutputPlace::Buffer { buffer, shape, .. } = output else {
-                bench.read_offsets.push(None);
-                continue;
-            };
-            let needed = self.options.delivery(i);
-            if needed.on_device() && !bench.leaving.contains(buffer) {
-                bench.leaving.push(*buffer);
-            }
-            bench.read_offsets.push(needed.on_host().then_some(bench.read_bytes));
-            if needed.on_host() {
-                bench.read_bytes += bytes_of(shape);
-            }
-        }
-        self.benches.push(bench);
-        Ok(self.benches.len() - 1)
+        Ok(Prepared { pipelines, uniforms })
     }
 
-    /// A slot in which no item is, and whose buffers nobody holds; a new one if there is none.
-    /// There are never more than items in flight.
-    fn free_slot(&mut self, bench: usize) -> Result<usize> {
-        let context = Arc::clone(self.context());
-        let bench = &mut self.benches[bench];
-        for slot in &mut bench.slots {
-            let over = slot.flags.done.load(Ordering::Acquire);
-            if over && slot.job.as_ref().is_some_and(|job| job.item.is_none()) {
-                slot.job = None;
+    fn lane(&self, waker: &Waker) -> Result<Lane> {
+        Ok(Lane { listener: self.listen(waker) })
+    }
+
+    fn slot(&self, _: &mut Lane, ready: &Ready<Self>, layout: &Layout) -> Result<Slot> {
+        let constants = ready.lowered.launches.iter().flat_map(|l| &l.reads);
+        let mut bound: HashMap<_, &wgpu::Buffer> = HashMap::new();
+        for read in constants {
+            if let Operand::Constant(v) = read {
+                bound.insert(*v, ready.constant(*v)?);
             }
         }
-        let free = |slot: &Slot| {
-            slot.job.is_none()
-                && bench.leaving.iter().all(|b| Arc::strong_count(&slot.buffers[*b]) == 1)
-        };
-        // A slot whose mapping failed is of no more use.
-        bench.slots.retain(|s| s.job.is_some() || !s.flags.failed.load(Ordering::Acquire));
-        if let Some(at) = bench.slots.iter().position(free) {
-            return Ok(at);
-        }
-        let slot = context.scoped("making buffers", || new_slot(&context, bench))?;
-        bench.slots.push(slot);
-        Ok(bench.slots.len() - 1)
+        self.scoped("making buffers", || self.new_slot(ready, layout, &bound))
     }
-}
 
-fn new_slot(context: &Context, bench: &Bench) -> Slot {
-    use wgpu::BufferUsages as Use;
-    let buffer = |label: &str, bytes: u64, usage: Use, mapped: bool| {
-        context.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some(label),
-            size: bytes.max(LEAST),
-            usage,
-            mapped_at_creation: mapped,
-        })
-    };
-    let ready = &bench.ready;
-    let working = Use::STORAGE | Use::COPY_SRC | Use::COPY_DST;
-    let buffers: Vec<Arc<Memory>> = ready
-        .lowered
-        .buffers
-        .iter()
-        .map(|bytes| Arc::new(Memory { buffer: buffer("working", *bytes, working, false) }))
-        .collect();
-    let mut bindings = Vec::with_capacity(ready.lowered.launches.len());
-    for (i, (launch, pipeline)) in ready.lowered.launches.iter().zip(&ready.pipelines).enumerate() {
-        let uniforms = ready.uniforms.iter().map(|buffer| wgpu::BufferBinding {
-            buffer,
-            offset: size(i * UNIFORM_STEP),
-            size: std::num::NonZero::new(size(launch.words.len() * 4)),
-        });
-        let reads = launch.reads.iter().filter_map(|read| match read {
-            Operand::Buffer(b) => Some(buffers[*b].buffer.as_entire_buffer_binding()),
-            Operand::Constant(v) => ready.constants.get(v).map(|c| c.as_entire_buffer_binding()),
-        });
-        let writes = buffers[launch.writes].buffer.as_entire_buffer_binding();
-        let entries: Vec<wgpu::BindGroupEntry<'_>> = uniforms
-            .chain(reads)
-            .chain([writes])
-            .zip(0..)
-            .map(|(bound, binding)| wgpu::BindGroupEntry {
-                binding,
-                resource: wgpu::BindingResource::Buffer(bound),
-            })
-            .collect();
-        bindings.push(context.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(&launch.kernel.name),
-            layout: &pipeline.layout,
-            entries: &entries,
-        }));
+    fn hand_over(&self, slot: &Slot, buffer: usize) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&slot.buffers[buffer]) as _
     }
-    let upload = (bench.upload_bytes > 0)
-        .then(|| buffer("upload", bench.upload_bytes, Use::MAP_WRITE | Use::COPY_SRC, true));
-    let readback = (bench.read_bytes > 0)
-        .then(|| buffer("read-back", bench.read_bytes, Use::MAP_READ | Use::COPY_DST, false));
-    Slot { buffers, bindings, upload, readback, flags: Arc::default(), job: None }
-}
 
-impl Bench {
-    /// Records and submits everything of an item: copies in, one pass of all launches, copies out.
-    /// Gives the outputs that stay on the device.
+    fn is_held(&self, slot: &Slot, buffer: usize) -> bool {
+        Arc::strong_count(&slot.buffers[buffer]) > 1
+    }
+
     fn submit(
-        &mut self,
-        at: usize,
-        context: &Context,
-        options: &InstanceOptions,
-        inputs: &[Value],
-    ) -> Result<Vec<Option<Resident>>> {
-        let Self { ready, slots, read_offsets, .. } = self;
+        &self,
+        _: &mut Lane,
+        ready: &Ready<Self>,
+        layout: &Layout,
+        slot: &mut Slot,
+        feeds: &[Feed<'_>],
+        completion: Completion,
+    ) -> Result<()> {
+        self.scoped("submitting", || self.record(ready, layout, slot, feeds, completion))?
+    }
+
+    fn read_back(&self, slot: &mut Slot, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let Some(readback) = &slot.readback else { return take(&[]) };
+        self.scoped("reading back", || {
+            let view = readback
+                .get_mapped_range(..)
+                .map_err(|e| self.error(&format!("reading back: {e}")))?;
+            take(&view)?;
+            drop(view);
+            readback.unmap();
+            Ok(())
+        })?
+    }
+
+    fn retire(&self, lane: Lane, slots: Box<dyn Any + Send>) {
+        self.forget(lane.listener);
+        self.retire(slots);
+    }
+}
+
+impl Context {
+    fn new_slot(
+        &self,
+        ready: &Ready<Self>,
+        layout: &Layout,
+        constants: &HashMap<crate::graph::ValueId, &wgpu::Buffer>,
+    ) -> Slot {
+        use wgpu::BufferUsages as Use;
+        let buffer = |label: &str, bytes: u64, usage: Use, mapped: bool| {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(label),
+                size: bytes.max(LEAST),
+                usage,
+                mapped_at_creation: mapped,
+            })
+        };
+        let (lowered, prepared) = (&ready.lowered, &ready.prepared);
+        let working = Use::STORAGE | Use::COPY_SRC | Use::COPY_DST;
+        let buffers: Vec<Arc<Memory>> = lowered
+            .buffers
+            .iter()
+            .map(|bytes| Arc::new(Memory { buffer: buffer("working", *bytes, working, false) }))
+            .collect();
+        let mut bindings = Vec::with_capacity(lowered.launches.len());
+        for (i, (launch, pipeline)) in lowered.launches.iter().zip(&prepared.pipelines).enumerate()
+        {
+            let uniforms = prepared.uniforms.iter().map(|buffer| wgpu::BufferBinding {
+                buffer,
+                offset: size(i * UNIFORM_STEP),
+                size: std::num::NonZero::new(size(launch.words.len() * 4)),
+            });
+            let reads = launch.reads.iter().filter_map(|read| match read {
+                Operand::Buffer(b) => Some(buffers[*b].buffer.as_entire_buffer_binding()),
+                Operand::Constant(v) => constants.get(v).map(|c| c.as_entire_buffer_binding()),
+            });
+            let writes = buffers[launch.writes].buffer.as_entire_buffer_binding();
+            let entries: Vec<wgpu::BindGroupEntry<'_>> = uniforms
+                .chain(reads)
+                .chain([writes])
+                .zip(0..)
+                .map(|(bound, binding)| wgpu::BindGroupEntry {
+                    binding,
+                    resource: wgpu::BindingResource::Buffer(bound),
+                })
+                .collect();
+            bindings.push(self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(&launch.kernel.name),
+                layout: &pipeline.layout,
+                entries: &entries,
+            }));
+        }
+        let upload = (layout.upload_bytes > 0)
+            .then(|| buffer("upload", layout.upload_bytes, Use::MAP_WRITE | Use::COPY_SRC, true));
+        let readback = (layout.read_bytes > 0)
+            .then(|| buffer("read-back", layout.read_bytes, Use::MAP_READ | Use::COPY_DST, false));
+        Slot { buffers, bindings, upload, readback }
+    }
+
+    /// Records and submits everything of an item: copies in, one pass of all launches, copies out.
+    fn record(
+        &self,
+        ready: &Ready<Self>,
+        layout: &Layout,
+        slot: &mut Slot,
+        feeds: &[Feed<'_>],
+        completion: Completion,
+    ) -> Result<()> {
         let lowered = &ready.lowered;
-        let slot = &mut slots[at];
         let mut encoder =
-            context.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         let mut offset = 0;
         let mut view = match &slot.upload {
             Some(upload) => Some(
                 upload
                     .get_mapped_range_mut(..)
-                    .map_err(|e| context.error(&format!("uploading: {e}")))?,
+                    .map_err(|e| self.error(&format!("uploading: {e}")))?,
             ),
             None => None,
         };
-        for (place, input) in lowered.inputs.iter().zip(&ready.fed) {
-            let bytes = lowered.buffers[place.buffer];
-            let target = &slot.buffers[place.buffer].buffer;
-            match &inputs[*input] {
-                _ if bytes == 0 => {}
-                Value::Resident(r) => {
-                    if place.range.is_some() {
-                        narrowed(on_host(&inputs[*input])?, place.range, &ready.names[*input])?;
-                    }
-                    let Some(memory) = r.queued::<Memory>(context.order) else {
-                        return Err(context.error(&format!("{} is of another queue", r.describe())));
+        for feed in feeds {
+            let bytes = lowered.buffers[feed.buffer];
+            let target = &slot.buffers[feed.buffer].buffer;
+            match &feed.from {
+                Fed::Resident(r) => {
+                    let Some(memory) = r.queued::<Memory>(self.order) else {
+                        return Err(self.error(&format!("{} is of another queue", r.describe())));
                     };
                     encoder.copy_buffer_to_buffer(&memory.buffer, 0, target, 0, bytes);
                 }
-                host => {
-                    let data = narrowed(host.tensor()?, place.range, &ready.names[*input])?;
+                Fed::Host(data) => {
                     let (Some(view), Some(upload)) = (&mut view, &slot.upload) else {
                         bail!(Internal, "no room for an input");
                     };
                     let from = usize::try_from(offset).unwrap_or(usize::MAX);
-                    view.slice(from..from + data.len()).copy_from_slice(&data);
+                    view.slice(from..from + data.len()).copy_from_slice(data);
                     encoder.copy_buffer_to_buffer(upload, offset, target, 0, bytes);
                     offset += bytes;
                 }
@@ -304,7 +260,7 @@ impl Bench {
         if !lowered.launches.is_empty() {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
             for ((launch, pipeline), binding) in
-                lowered.launches.iter().zip(&ready.pipelines).zip(&slot.bindings)
+                lowered.launches.iter().zip(&ready.prepared.pipelines).zip(&slot.bindings)
             {
                 let [x, y, z] = launch.groups;
                 pass.set_pipeline(&pipeline.pipeline);
@@ -312,184 +268,28 @@ impl Bench {
                 pass.dispatch_workgroups(x, y, z);
             }
         }
-        let mut residents = Vec::with_capacity(lowered.outputs.len());
-        let mut signals: Vec<Signal> = Vec::new();
-        for (i, (output, read)) in lowered.outputs.iter().zip(read_offsets).enumerate() {
-            let OutputPlace::Buffer { buffer, dtype, shape } = output else {
-                residents.push(None);
-                continue;
-            };
-            let memory = &slot.buffers[*buffer];
-            if let (Some(offset), Some(readback)) = (read, &slot.readback)
-                && bytes_of(shape) > 0
-            {
-                encoder.copy_buffer_to_buffer(
-                    &memory.buffer,
-                    0,
-                    readback,
-                    *offset,
-                    bytes_of(shape),
-                );
-            }
-            residents.push(options.delivery(i).on_device().then(|| {
-                let (signal, event) = Event::pair();
-                signals.push(signal);
-                let (name, memory) = (Arc::clone(&context.name), Arc::clone(memory));
-                Resident::new(name, context.order, *dtype, shape.clone(), memory, event)
-            }));
+        for read in layout.reads.iter().filter(|read| read.bytes > 0) {
+            let Some(readback) = &slot.readback else { bail!(Internal, "no room for an output") };
+            let from = &slot.buffers[read.buffer].buffer;
+            encoder.copy_buffer_to_buffer(from, 0, readback, read.offset, read.bytes);
         }
-        let flags = Arc::new(Flags::default());
-        let mapped = |flags: &Arc<Flags>| {
-            let flags = Arc::clone(flags);
+        let mapped = || {
+            let failure = completion.failure();
             move |outcome: Result<(), wgpu::BufferAsyncError>| {
                 if outcome.is_err() {
-                    flags.failed.store(true, Ordering::Release);
+                    failure.set();
                 }
             }
         };
         if let Some(upload) = &slot.upload {
-            encoder.map_buffer_on_submit(upload, wgpu::MapMode::Write, .., mapped(&flags));
+            encoder.map_buffer_on_submit(upload, wgpu::MapMode::Write, .., mapped());
         }
         if let Some(readback) = &slot.readback {
-            encoder.map_buffer_on_submit(readback, wgpu::MapMode::Read, .., mapped(&flags));
+            encoder.map_buffer_on_submit(readback, wgpu::MapMode::Read, .., mapped());
         }
-        let (done, waker) = (Arc::clone(&flags), options.waker.clone());
-        encoder.on_submitted_work_done(move || {
-            done.done.store(true, Ordering::Release);
-            for signal in signals {
-                signal.complete(Ok(()));
-            }
-            waker.wake();
-        });
-        slot.flags = flags;
-        let index = context.queue.submit([encoder.finish()]);
-        context.see_through(index);
-        Ok(residents)
-    }
-
-    /// The outputs of the item that came to its end in a slot.
-    fn outputs(
-        &self,
-        at: usize,
-        context: &Context,
-        pool: &BufferPool,
-        mut residents: Vec<Option<Resident>>,
-    ) -> Result<Vec<Value>> {
-        let slot = &self.slots[at];
-        if slot.flags.failed.load(Ordering::Acquire) {
-            context.fault()?;
-            return Err(context.error("the result could not be read back"));
-        }
-        let view = match &slot.readback {
-            Some(readback) => Some(
-                readback
-                    .get_mapped_range(..)
-                    .map_err(|e| context.error(&format!("reading back: {e}")))?,
-            ),
-            None => None,
-        };
-        let mut values = Vec::with_capacity(residents.len());
-        let places = self.ready.lowered.outputs.iter().zip(&self.read_offsets);
-        for ((output, read), resident) in places.zip(&mut residents) {
-            let host = match (output, read) {
-                (OutputPlace::Constant(tensor), _) => Some(tensor.clone()),
-                (OutputPlace::Buffer { shape, dtype, .. }, Some(offset)) => {
-                    let mut tensor = Tensor::from_pool(pool, *dtype, shape.clone())?;
-                    if let Some(view) = &view {
-                        let from = usize::try_from(*offset).unwrap_or(usize::MAX);
-                        let bytes = usize::try_from(bytes_of(shape)).unwrap_or(usize::MAX);
-                        widened(&view[from..from + bytes], *dtype, tensor.as_mut_bytes()?)?;
-                    }
-                    Some(tensor)
-                }
-                _ => None,
-            };
-            values.push(match (resident.take(), host) {
-                (Some(resident), Some(host)) => Value::Resident(resident.with_host(host)),
-                (Some(resident), None) => Value::Resident(resident),
-                (None, Some(host)) => host.into(),
-                (None, None) => bail!(Internal, "an output went nowhere"),
-            });
-        }
-        drop(view);
-        if let Some(readback) = &slot.readback {
-            readback.unmap();
-        }
-        Ok(values)
-    }
-}
-
-impl Instance for WgpuInstance {
-    fn slots(&self) -> usize {
-        SLOTS
-    }
-
-    fn run(&mut self, inputs: Vec<Value>) -> Result<Vec<Value>> {
-        run_submitted(self, inputs)
-    }
-
-    fn submit(&mut self, item: u64, inputs: Vec<Value>) -> Result<Submitted> {
-        self.state()?.submit(item, &inputs)
-    }
-
-    fn poll(&mut self, finished: &mut dyn FnMut(u64, Result<Vec<Value>>)) -> Result<()> {
-        self.state()?.poll(finished)
-    }
-}
-
-impl State {
-    fn submit(&mut self, item: u64, inputs: &[Value]) -> Result<Submitted> {
-        let context = Arc::clone(self.context());
-        context.fault()?;
-        let at = self.bench(inputs)?;
-        let slot = self.free_slot(at)?;
-        let (bench, options) = (&mut self.benches[at], &self.options);
-        let submitted =
-            context.scoped("submitting", || bench.submit(slot, &context, options, inputs));
-        let residents = match submitted {
-            Ok(Ok(residents)) => residents,
-            Ok(Err(e)) | Err(e) => {
-                // Its buffers may be in any state.
-                bench.slots.swap_remove(slot);
-                return Err(e);
-            }
-        };
-        let outputs = &bench.ready.lowered.outputs;
-        let leaves = (0..outputs.len()).all(|i| match outputs[i] {
-            OutputPlace::Buffer { .. } => options.delivery(i) == Delivery::Device,
-            OutputPlace::Constant(_) => true,
-        });
-        if leaves {
-            bench.slots[slot].job = Some(Job { item: None, residents: Vec::new() });
-            let leaving = residents.into_iter().zip(outputs);
-            let values = leaving.filter_map(|(resident, output)| match (resident, output) {
-                (Some(resident), _) => Some(Value::Resident(resident)),
-                (None, OutputPlace::Constant(tensor)) => Some(tensor.clone().into()),
-                (None, OutputPlace::Buffer { .. }) => None,
-            });
-            return Ok(Submitted::Done(values.collect()));
-        }
-        bench.slots[slot].job = Some(Job { item: Some(item), residents });
-        Ok(Submitted::Pending)
-    }
-
-    fn poll(&mut self, finished: &mut dyn FnMut(u64, Result<Vec<Value>>)) -> Result<()> {
-        let context = Arc::clone(&self.segment.context);
-        context.fault()?;
-        for bench in &mut self.benches {
-            for at in 0..bench.slots.len() {
-                if !bench.slots[at].flags.done.load(Ordering::Acquire) {
-                    continue;
-                }
-                let Some(job) = bench.slots[at].job.take() else { continue };
-                if let Some(item) = job.item {
-                    let outputs = context.scoped("reading back", || {
-                        bench.outputs(at, &context, &self.pool, job.residents)
-                    });
-                    finished(item, outputs.and_then(|o| o));
-                }
-            }
-        }
+        encoder.on_submitted_work_done(move || completion.complete());
+        let index = self.queue.submit([encoder.finish()]);
+        self.see_through(index);
         Ok(())
     }
 }

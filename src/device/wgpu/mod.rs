@@ -1,19 +1,18 @@
 //! GPUs through wgpu: Vulkan, Metal, Direct3D 12.
 //!
 //! What there are kernels for is the table of [`gpu`](crate::gpu); everything else is refused with its
-//! reason and falls back. A segment becomes launches over buffers for the extents that it meets
-//! (`segment.rs`); an instance has slots of buffers with bindings made beforehand and submits once an
-//! item (`instance.rs`). One thread an adapter waits for completions and does nothing but wake
+//! reason and falls back. Buffers of a slot have bindings made beforehand, and an item is one submission
+//! (`instance.rs`). One thread an adapter waits for completions and does nothing but wake
 //! actors (`context.rs`). NaN and infinities are kept as far as the driver keeps them.
 
 mod context;
 mod instance;
-mod segment;
 
 use std::sync::{Arc, OnceLock};
 
 use context::Context;
 
+use super::gpu;
 use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Support, Unavailable};
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
@@ -84,11 +83,7 @@ impl Device for WgpuDevice {
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
         match self.context() {
-            Ok(context) => match crate::gpu::supports(node, facts, context.binding_limit) {
-                Ok(None) => Support::Yes,
-                Ok(Some(why)) => Support::Narrowed(why),
-                Err(why) => Support::No(why),
-            },
+            Ok(context) => gpu::supports(node, facts, context.binding_limit),
             Err(why) => Support::No(why.reason),
         }
     }
@@ -99,15 +94,7 @@ impl Device for WgpuDevice {
         nodes: &[(&Node, Vec<Option<Fact>>)],
     ) -> Result<Vec<Support>> {
         let mut answers = self.supports_all(nodes)?;
-        let here: Vec<bool> = answers.iter().map(Support::is_supported).collect();
-        if here.contains(&true) {
-            let refusals = crate::gpu::refusals(graph, &here, &self.ops);
-            for (answer, why) in answers.iter_mut().zip(refusals) {
-                if let Some(why) = why {
-                    *answer = Support::No(why);
-                }
-            }
-        }
+        gpu::supports_graph(graph, &mut answers, &self.ops);
         Ok(answers)
     }
 
@@ -119,7 +106,6 @@ impl Device for WgpuDevice {
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
         let named = |e: crate::Error| e.with_device(self.id.to_string());
         passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;
-        let segment = segment::WgpuSegment::new(Arc::clone(context), graph, self.ops.clone());
-        Ok(Arc::new(segment::Shared(Arc::new(segment.map_err(named)?))))
+        gpu::compile(Arc::clone(context), graph, self.ops.clone()).map_err(named)
     }
 }

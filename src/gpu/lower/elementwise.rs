@@ -80,7 +80,7 @@ impl Fused {
         let scalars: Vec<Scalar> = self.leaves.iter().map(|l| l.scalar).collect();
         let kernel = Arc::new(self.chain.kernel(&scalars, self.scalar, flat));
         let reads = self.leaves.iter().map(|l| l.value).collect();
-        Ok(Step { kernel, reads, writes: self.output, words, groups })
+        Ok(Step { kernel, reads, writes: self.output, words, groups, product: None })
     }
 }
 

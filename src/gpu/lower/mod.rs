@@ -25,6 +25,7 @@ use elementwise::Fused;
 use site::{Extras, Site, Step};
 
 pub use integers::{extent_inputs, narrowed, widened};
+pub use product::ProductCall;
 pub use refusal::refusals;
 pub use site::device_scalar;
 pub use table::{Row, TABLE, row_of, supports};
@@ -51,6 +52,8 @@ pub struct Launch {
     pub words: Vec<u32>,
     /// Groups along each axis, none of them 0.
     pub groups: [u32; 3],
+    /// The products that it computes, if a library may compute them instead.
+    pub product: Option<ProductCall>,
 }
 
 /// Where an output lies when all launches are done.
@@ -361,7 +364,8 @@ impl<'a> Lowering<'a> {
             }
             let (kernel, words, groups) =
                 (Arc::clone(&step.kernel), step.words.clone(), step.groups);
-            launches.push(Launch { kernel, reads, writes, words, groups });
+            let product = step.product;
+            launches.push(Launch { kernel, reads, writes, words, groups, product });
             for v in done {
                 let over = last.get(&v) == Some(&at) && !kept.contains(&v);
                 if let (Some(b), true) = (place.get(&v), over) {

@@ -2,13 +2,39 @@
 
 use super::Made;
 use super::site::{
-    MOST_GROUPS, Site, broadcast_strides, joined, shape_of, signed, word, words, wrapped,
+    MOST_GROUPS, Site, Step, broadcast_strides, joined, shape_of, signed, word, words, wrapped,
 };
 use crate::error::{Result, bail};
 use crate::gpu::families::elementwise::Unary;
 use crate::gpu::families::product::{self, Epilogue, SHARED_SIDE, SIDE, TILE, Tiling};
 use crate::graph::ValueId;
 use crate::tensor::{Shape, broadcast_shapes};
+
+/// A stack of products of matrices in a form that libraries have, all rows packed:
+/// `y = activation(alpha * a * b + bias + residual)`.
+///
+/// A launch that has one reads `a`, `b`, then the bias and the residual as far as they are there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductCall {
+    /// Rows of `a`, columns of `b`, and what is summed over.
+    pub extents: [usize; 3],
+    /// Whether `a` lies by columns.
+    pub a_by_columns: bool,
+    /// Whether `b` lies by columns.
+    pub b_by_columns: bool,
+    /// How many products there are.
+    pub count: usize,
+    /// Elements from one `a` to the next and from one `b` to the next; 0: the same for all.
+    pub steps: [usize; 2],
+    /// What the sum is multiplied with.
+    pub alpha: f32,
+    /// Whether there is a bias: a number for each column.
+    pub bias: bool,
+    /// Whether there is a residual: of the shape of `y`.
+    pub residual: bool,
+    /// Whether the activation is `max(x, 0)`; else there is none.
+    pub relu: bool,
+}
 
 struct Product {
     extents: [usize; 3],
@@ -23,6 +49,44 @@ struct Product {
     steps: [Vec<usize>; 2],
     epilogue: Epilogue,
     reads: Vec<ValueId>,
+}
+
+impl Product {
+    /// Itself in the form that libraries have, if it fits; `batch` and `steps` are the batch with
+    /// adjacent axes joined.
+    fn call(&self, batch: &[usize], steps: &[Vec<isize>]) -> Option<ProductCall> {
+        let [m, n, k] = self.extents;
+        let by_columns = |strides: [usize; 2], [rows, columns]: [usize; 2]| match strides {
+            s if s == [columns, 1] => Some(false),
+            s if s == [1, rows] => Some(true),
+            _ => None,
+        };
+        let (count, steps) = match (batch, &steps[0][..], &steps[1][..]) {
+            ([], _, _) => (1, [0, 0]),
+            ([count], [a], [b]) => (*count, [usize::try_from(*a).ok()?, usize::try_from(*b).ok()?]),
+            _ => return None,
+        };
+        let Epilogue { bias, residual, activation } = self.epilogue;
+        let relu = match activation {
+            Unary::Identity => false,
+            Unary::Relu => true,
+            _ => return None,
+        };
+        let fits = (!bias || (self.bias == [0, 1] && self.beta == 1.0))
+            && !(relu && residual == Some(true))
+            && self.extents.iter().all(|n| *n > 0);
+        fits.then_some(ProductCall {
+            extents: self.extents,
+            a_by_columns: by_columns(self.a, [m, k])?,
+            b_by_columns: by_columns(self.b, [k, n])?,
+            count,
+            steps,
+            alpha: self.alpha,
+            bias,
+            residual: residual.is_some(),
+            relu,
+        })
+    }
 }
 
 impl Site<'_> {
@@ -56,7 +120,7 @@ impl Site<'_> {
     fn product(&self, p: Product) -> Result<Made> {
         let [m, n, k] = p.extents;
         let count: usize = p.batch.iter().product();
-        let (batch, steps) = joined(&p.batch, &p.steps.map(|s| signed(&s)));
+        let (batch, steps) = joined(&p.batch, &p.steps.each_ref().map(|s| signed(s)));
         if count > MOST_GROUPS as usize {
             bail!(Unsupported, "{count} products at once, at most {MOST_GROUPS}");
         }
@@ -74,7 +138,9 @@ impl Site<'_> {
         let side = (side * TILE) as usize;
         let groups = [word(n.div_ceil(side)), word(m.div_ceil(side)), word(count)];
         let kernel = product::product(p.epilogue, tiling);
-        Ok(Made::Steps(vec![self.step(kernel, p.reads, all, groups)?]))
+        let call = p.call(&batch, &steps);
+        let step = self.step(kernel, p.reads, all, groups)?;
+        Ok(Made::Steps(vec![Step { product: call, ..step }]))
     }
 }
 

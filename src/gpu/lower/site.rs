@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::LoweringOptions;
+use super::{LoweringOptions, ProductCall};
 use crate::error::{Result, bail, err};
 use crate::gpu::families::{AXES, FLAT};
 use crate::gpu::ir::{Kernel, Scalar};
@@ -22,6 +22,7 @@ pub(super) struct Step {
     pub(super) writes: ValueId,
     pub(super) words: Vec<u32>,
     pub(super) groups: [u32; 3],
+    pub(super) product: Option<ProductCall>,
 }
 
 /// Values that the graph does not have: tables that kernels read, and what lies between the launches
@@ -247,7 +248,8 @@ impl<'a> Site<'a> {
                 reads.len()
             );
         }
-        Ok(Step { kernel: Arc::new(kernel), reads, writes: self.output()?, words, groups })
+        let (kernel, writes) = (Arc::new(kernel), self.output()?);
+        Ok(Step { kernel, reads, writes, words, groups, product: None })
     }
 
     /// As [`step`](Self::step), over a flat range of `count` elements: the first two words are made

@@ -1,16 +1,15 @@
-//! A graph compiled for an adapter: constants on the device, launches for each set of extents.
+//! A graph compiled for a device: constants in its memory, launches for each set of extents.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::context::{Context, Pipeline, lock};
-use super::instance::WgpuInstance;
+use super::instance::LaunchedInstance;
+use super::{Target, lock};
 use crate::device::{CompiledSegment, Instance, InstanceOptions};
 use crate::error::{Result, bail, err};
-use crate::gpu::{
-    Lowered, LoweringOptions, Operand, Tiling, device_scalar, extent_inputs, narrowed,
-};
+use crate::gpu::{Lowered, Operand, device_scalar, extent_inputs, narrowed};
 use crate::graph::{Dim, Fact, Graph, ValueId};
 use crate::ops::{OpRegistry, infer_graph};
 use crate::tensor::{DType, Shape, Tensor, Value};
@@ -25,33 +24,23 @@ enum Part {
 }
 
 /// Launches for inputs of certain extents, with everything that does not change from item to item.
-#[derive(Debug)]
-pub(super) struct Ready {
+pub(in crate::device) struct Ready<T: Target> {
     key: Vec<Part>,
-    /// The inputs that are uploaded, as places among the segment's; the others only decide extents.
+    /// The inputs that are fed, as places among the segment's; the others only decide extents.
     pub(super) fed: Vec<usize>,
     /// The names of all inputs of the segment.
     pub(super) names: Vec<String>,
-    pub(super) lowered: Lowered,
-    pub(super) pipelines: Vec<Arc<Pipeline>>,
-    /// The words of all launches, each on a boundary of [`UNIFORM_STEP`] bytes.
-    pub(super) uniforms: Option<wgpu::Buffer>,
-    pub(super) constants: HashMap<ValueId, wgpu::Buffer>,
+    /// The launches, and their buffers.
+    pub(in crate::device) lowered: Lowered,
+    /// What the device made of them.
+    pub(in crate::device) prepared: T::Prepared,
+    constants: HashMap<ValueId, T::Constant>,
 }
-
-impl std::fmt::Debug for Pipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pipeline")
-    }
-}
-
-/// Bytes from one launch's words to the next: the alignment that every adapter accepts.
-pub(super) const UNIFORM_STEP: usize = 256;
 
 /// Sets of extents that a segment keeps launches for.
 const MOST_READY: usize = 8;
 
-impl Ready {
+impl<T: Target> Ready<T> {
     /// Whether inputs have the extents that this is for.
     pub(super) fn is_for(&self, inputs: &[Value]) -> bool {
         self.key.len() == inputs.len()
@@ -62,31 +51,35 @@ impl Ready {
                 Part::Whole(tensor) => on_host(value).is_ok_and(|t| t == tensor),
             })
     }
+
+    /// A constant that launches read.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(in crate::device) fn constant(&self, v: ValueId) -> Result<&T::Constant> {
+        self.constants.get(&v).ok_or_else(|| err!(Internal, "value {} was not uploaded", v.index()))
+    }
 }
 
-/// A segment on an adapter.
-#[derive(Debug)]
-pub(super) struct WgpuSegment {
-    pub(super) context: Arc<Context>,
+/// A segment on a device.
+pub(super) struct Segment<T: Target> {
+    pub(super) target: Arc<T>,
     graph: Graph,
     ops: OpRegistry,
     /// For each input whether its numbers decide extents.
     decides: Vec<bool>,
     /// Outputs whose numbers a neighbour on the device looks at on the host.
     watched: Mutex<HashSet<usize>>,
-    constants: Mutex<HashMap<ValueId, wgpu::Buffer>>,
-    ready: Mutex<Vec<Arc<Ready>>>,
+    constants: Mutex<HashMap<ValueId, T::Constant>>,
+    ready: Mutex<Vec<Arc<Ready<T>>>>,
 }
 
-impl WgpuSegment {
-    /// # Errors
-    /// If a constant is too large or cannot be uploaded, or, where all extents are known, a node
-    /// cannot be lowered.
-    pub(super) fn new(context: Arc<Context>, graph: Graph, ops: OpRegistry) -> Result<Self> {
+impl<T: Target> Segment<T> {
+    pub(super) fn new(target: Arc<T>, graph: Graph, ops: OpRegistry) -> Result<Self> {
         let decides = extent_inputs(&graph);
         let (constants, ready) = (Mutex::default(), Mutex::default());
         let watched = Mutex::default();
-        let segment = Self { context, graph, ops, decides, watched, constants, ready };
+        let segment = Self { target, graph, ops, decides, watched, constants, ready };
         let zeros = |(v, decides): (&ValueId, &bool)| -> Option<Value> {
             let fact = &segment.graph.value(*v).fact;
             let shape = fact.concrete_shape().filter(|_| !decides)?;
@@ -104,7 +97,7 @@ impl WgpuSegment {
     ///
     /// # Errors
     /// If an input is not what was declared, or a node cannot be run with these extents.
-    pub(super) fn ready_for(&self, inputs: &[Value]) -> Result<Arc<Ready>> {
+    pub(super) fn ready_for(&self, inputs: &[Value]) -> Result<Arc<Ready<T>>> {
         let mut all = lock(&self.ready);
         if let Some(at) = all.iter().position(|r| r.is_for(inputs)) {
             let found = all.remove(at);
@@ -119,7 +112,7 @@ impl WgpuSegment {
         Ok(made)
     }
 
-    fn make_ready(&self, inputs: &[Value]) -> Result<Ready> {
+    fn make_ready(&self, inputs: &[Value]) -> Result<Ready<T>> {
         let mut graph = self.graph.clone();
         let names: Vec<String> = graph.input_names().map(str::to_owned).collect();
         if names.len() != inputs.len() {
@@ -144,26 +137,18 @@ impl WgpuSegment {
             }
         }
         let known = infer_graph(&mut graph, &self.ops)?;
-        let tiling = match self.context.is_software() {
-            true => Tiling::Registers,
-            false => Tiling::Groups,
-        };
-        let lowered = Lowered::new(&graph, &known, LoweringOptions { tiling, fuse: true })?;
-        let limit = self.context.binding_limit;
+        let lowered = Lowered::new(&graph, &known, self.target.lowering())?;
+        let limit = self.target.limit();
         if let Some(bytes) = lowered.buffers.iter().find(|b| **b > limit) {
-            let name = &self.context.name;
+            let name = self.target.name();
             bail!(Limit, "a working buffer of {bytes} bytes; {name} binds at most {limit}");
         }
-        let mut pipelines = Vec::with_capacity(lowered.launches.len());
-        let mut words = vec![0_u8; lowered.launches.len() * UNIFORM_STEP];
         let mut constants = HashMap::new();
-        for (i, launch) in lowered.launches.iter().enumerate() {
-            pipelines.push(self.context.pipeline(&launch.kernel)?);
-            let bytes: &[u8] = bytemuck::cast_slice(&launch.words);
-            if bytes.len() != launch.kernel.words4 * 16 || bytes.len() > UNIFORM_STEP {
-                bail!(Internal, "{} words for kernel `{}`", bytes.len() / 4, launch.kernel.name);
+        for launch in &lowered.launches {
+            let (words, kernel) = (launch.words.len(), &launch.kernel);
+            if words != kernel.words4 * 4 {
+                bail!(Internal, "{words} words for kernel `{}`", kernel.name);
             }
-            words[i * UNIFORM_STEP..][..bytes.len()].copy_from_slice(bytes);
             for read in &launch.reads {
                 if let Operand::Constant(v) = read
                     && !constants.contains_key(v)
@@ -172,25 +157,21 @@ impl WgpuSegment {
                 }
             }
         }
-        let uniforms = match words.is_empty() {
-            true => None,
-            false => Some(self.context.filled("extents", &words, wgpu::BufferUsages::UNIFORM)?),
-        };
-        Ok(Ready { key, fed, names, lowered, pipelines, uniforms, constants })
+        let prepared = self.target.prepare(&lowered)?;
+        Ok(Ready { key, fed, names, lowered, prepared, constants })
     }
 
     /// A constant on the device; the graph's own are uploaded once.
-    fn constant(&self, graph: &Graph, lowered: &Lowered, v: ValueId) -> Result<wgpu::Buffer> {
+    fn constant(&self, graph: &Graph, lowered: &Lowered, v: ValueId) -> Result<T::Constant> {
         let name = graph.values().get(v.index()).map_or("a table", |info| info.name.as_str());
-        let upload = |tensor: &Tensor| -> Result<wgpu::Buffer> {
+        let upload = |tensor: &Tensor| -> Result<T::Constant> {
             let bytes = narrowed(tensor, None, name)?;
-            let limit = self.context.binding_limit;
+            let limit = self.target.limit();
             if bytes.len() as u64 > limit {
-                let (device, bytes) = (&self.context.name, bytes.len());
+                let (device, bytes) = (self.target.name(), bytes.len());
                 bail!(Limit, "constant `{name}` has {bytes} bytes; {device} binds {limit}");
             }
-            let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
-            self.context.filled(name, &bytes, usage)
+            self.target.upload(name, &bytes)
         };
         if let Some(tensor) = lowered.constant(v) {
             return upload(tensor);
@@ -201,13 +182,11 @@ impl WgpuSegment {
         }
         let own = self.graph.values().get(v.index()).and_then(|info| info.constant.as_ref());
         let Some(tensor) = own else { bail!(Internal, "`{name}` is not a constant") };
-        let buffer = upload(tensor)?;
-        uploaded.insert(v, buffer.clone());
-        Ok(buffer)
+        let constant = upload(tensor)?;
+        uploaded.insert(v, constant.clone());
+        Ok(constant)
     }
-}
 
-impl WgpuSegment {
     /// How many outputs it has.
     pub(super) fn outputs(&self) -> usize {
         self.graph.outputs().len()
@@ -241,10 +220,15 @@ pub(super) fn on_host(value: &Value) -> Result<&Tensor> {
 }
 
 /// A shared handle on a segment: instances keep it.
-#[derive(Debug)]
-pub(super) struct Shared(pub(super) Arc<WgpuSegment>);
+pub(super) struct Shared<T: Target>(pub(super) Arc<Segment<T>>);
 
-impl CompiledSegment for Shared {
+impl<T: Target> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({:?})", self.0.target)
+    }
+}
+
+impl<T: Target> CompiledSegment for Shared<T> {
     fn inputs(&self) -> Vec<(String, Fact)> {
         let graph = &self.0.graph;
         let of = |v: &ValueId| (graph.value(*v).name.clone(), graph.value(*v).fact.clone());
@@ -273,6 +257,6 @@ impl CompiledSegment for Shared {
     }
 
     fn instance(&self, options: InstanceOptions) -> Result<Box<dyn Instance>> {
-        Ok(Box::new(WgpuInstance::new(Arc::clone(&self.0), options)?))
+        Ok(Box::new(LaunchedInstance::new(Arc::clone(&self.0), options)?))
     }
 }
