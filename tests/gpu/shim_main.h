@@ -9,6 +9,16 @@ struct Kernel {
 };
 extern const Kernel KERNELS[];
 
+struct Call {
+  const Kernel* kernel;
+  const unsigned* words;
+  char* const* buffers;
+};
+static void run(void* data) {
+  const Call& call = *(const Call*)data;
+  call.kernel->run(call.words, call.buffers);
+}
+
 int main(int, char** arguments) {
   signal(SIGSEGV, shim::touched);
   signal(SIGBUS, shim::touched);
@@ -37,8 +47,8 @@ int main(int, char** arguments) {
       unsigned count = shim::word();
       unsigned* words = (unsigned*)shim::guarded(count * 4);
       for (unsigned i = 0; i < count; i++) words[i] = shim::word();
-      shim::launch(groups, kernel.threads, kernel.barriers,
-                   [&] { kernel.run(words, given.data()); });
+      Call call = {&kernel, words, given.data()};
+      shim::launch(groups, kernel.threads, kernel.barriers, run, &call);
     }
     for (unsigned n = shim::word(); n > 0; n--) {
       unsigned which = shim::word();
