@@ -12,8 +12,6 @@
 #include "language.h"
 
 namespace shim {
-__thread Place place;
-
 // What is to happen when threads do not meet at a barrier; whoever includes this says it.
 [[noreturn]] void fail(const char* why);
 
@@ -29,6 +27,8 @@ struct Fiber {
 struct Blocks {
   void (*body)(void*);
   void* data;
+  // That of the object which the kernel is in, on this thread of the CPU.
+  Place* place;
   jmp_buf scheduler;
   ucontext_t first;
   Fiber* current;
@@ -62,13 +62,13 @@ void wait_at(int line) {
   Fiber& self = *b.current;
   self.at = line;
   leave(self.here, b.scheduler);
-  place.thread = self.id;
+  b.place->thread = self.id;
 }
 
 __attribute__((noinline)) static void resume(Blocks& b, size_t i) {
   Fiber& f = b.fibers[i];
   b.current = &f;
-  place.thread = f.id;
+  b.place->thread = f.id;
   if (f.begun) {
     leave(b.scheduler, f.here);
   } else if (!_setjmp(b.scheduler)) {
@@ -91,7 +91,7 @@ __attribute__((noinline)) static void resume(Blocks& b, size_t i) {
 
 static void block_with_barriers() {
   Blocks& b = blocks;
-  dim3 threads = place.threads;
+  dim3 threads = b.place->threads;
   size_t n = size_t(threads.x) * threads.y * threads.z;
   if (b.count < n) {
     if (b.stacks) munmap(b.stacks, b.count * STACK);
@@ -124,10 +124,12 @@ static void block_with_barriers() {
   }
 }
 
-// Runs a kernel; `barriers` says that its threads may wait for each other.
-static void launch(dim3 groups, dim3 threads, bool barriers, void (*body)(void*), void* data) {
+// Runs a kernel that looks at `place`; `barriers` says that its threads may wait for each other.
+static void launch(Place& place, dim3 groups, dim3 threads, bool barriers, void (*body)(void*),
+                   void* data) {
   blocks.body = body;
   blocks.data = data;
+  blocks.place = &place;
   place.groups = groups;
   place.threads = threads;
   for (unsigned z = 0; z < groups.z; z++)

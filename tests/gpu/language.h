@@ -18,10 +18,11 @@ namespace shim {
 struct Place {
   dim3 thread, group, threads, groups;
 };
-extern __thread Place place __attribute__((tls_model("initial-exec")));
+[[maybe_unused]] static __thread Place place;
 
-// Returns when every thread of the block waits at this line.
-void wait_at(int line);
+// Returns when every thread of the block waits at this line. It is of whoever runs the blocks, which
+// may be another object.
+__attribute__((visibility("default"))) void wait_at(int line);
 }  // namespace shim
 
 #define threadIdx shim::place.thread

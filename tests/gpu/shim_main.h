@@ -48,7 +48,7 @@ int main(int, char** arguments) {
       unsigned* words = (unsigned*)shim::guarded(count * 4);
       for (unsigned i = 0; i < count; i++) words[i] = shim::word();
       Call call = {&kernel, words, given.data()};
-      shim::launch(groups, kernel.threads, kernel.barriers, run, &call);
+      shim::launch(shim::place, groups, kernel.threads, kernel.barriers, run, &call);
     }
     for (unsigned n = shim::word(); n > 0; n--) {
       unsigned which = shim::word();
