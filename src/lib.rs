@@ -60,7 +60,7 @@ pub use brigade_actors::{CpuPolicy, CpuReport, System};
 pub use device::DeviceId;
 pub use error::{Error, ErrorKind, Result};
 pub use import::{WeightCache, WeightRef};
-pub use ops::CompileOptions;
+pub use ops::{CompileOptions, Precision};
 pub use partition::DeviceMap;
 pub use pipeline::{CompiledGraph, HeteroExecutable, Pipeline, compile_with};
 pub use registry::Registry;

@@ -1,8 +1,8 @@
 //! What a program that runs models needs: `use brigade::prelude::*;`.
 
 pub use crate::graph::{Dim, Fact, Graph};
-pub use crate::ops::CompileOptions;
 pub use crate::ops::builder::GraphBuilder;
+pub use crate::ops::{CompileOptions, Precision};
 pub use crate::partition::{DeviceMap, Plan};
 pub use crate::pipeline::{
     CompiledGraph, HeteroExecutable, Pipeline, PipelineBuilder, State, compile_with,

@@ -287,7 +287,7 @@ fn a_plan_file_places_as_it_was_planned() {
     let model = digits("digits.onnx");
     let paths: [(&str, &Path); 3] = [("m", &model), ("p", &plan), ("d", &dot)];
     let line = "plan {m} --stages 2 --device cpu:3,cpu:5 --micro-batch 8 --in-flight 6 \
-                --threads cpu:5=2 --shape image=8,1,8,8 --output {p} --dot {d} --json";
+                --threads cpu:5=2 --precision cpu:5=f32 --shape image=8,1,8,8 --output {p} --dot {d} --json";
     let output = brigade(&words(line, &paths));
     assert!(output.status.success(), "{}", text(&output.stderr));
     let planned = json(&output);
@@ -300,6 +300,8 @@ fn a_plan_file_places_as_it_was_planned() {
     let file: Value = serde_json::from_str(&std::fs::read_to_string(&plan).unwrap()).unwrap();
     assert_eq!((&file["micro_batch"], &file["in_flight"]), (&8.into(), &6.into()));
     assert_eq!(file["threads"]["cpu:5"], 2);
+    assert_eq!(file["precision"], serde_json::json!({"cpu:3": "f32", "cpu:5": "f32"}));
+    assert_eq!(segments[1]["precision"], "f32");
     assert_eq!(file["model_sha256"].as_str().unwrap().len(), 64);
 
     let output = brigade(&words("plan {m} --plan {p} --json", &paths));
@@ -374,6 +376,10 @@ fn failures_name_the_users_thing_and_have_their_exit_code() {
         ("run {m} --input {x} --device gpu:0", 1, "`cpu` with any other number"),
         ("run {m} --input {x} --disable-pass nothing", 2, "`nothing`"),
         ("run {m} --input {x} --threads cpu:7=2", 2, "`cpu:7"),
+        ("run {m} --input {x} --precision cpu:7=bf16", 2, "`cpu:7`, but nothing is placed"),
+        ("run {m} --input {x} --precision double", 2, "f32, tf32, bf16 or f16"),
+        ("run {m} --input {x} --precision tf32", 1, "`cpu:0` does not compute in tf32"),
+        ("plan {m} --stages 2 --precision f16", 1, "`cpu:0` does not compute in f16"),
         ("run {m} --input {x} --batch-axis image=0", 2, "--micro-batch"),
         ("run {m} --input {x} --bind image=3", 2, "`image`"),
         ("run {m} --input {x} --bind other=3", 2, "`other`"),

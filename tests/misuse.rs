@@ -14,10 +14,10 @@ use brigade::import::{Limits, from_bytes, import};
 use brigade::ops::builder::GraphBuilder;
 use brigade::partition::Plan;
 use brigade::{
-    CompileOptions, DType, DeviceMap, Error, ErrorKind, HeteroExecutable, Pipeline, Registry,
-    Result, Tensor, Value, compile_with,
+    CompileOptions, DType, DeviceMap, Error, ErrorKind, HeteroExecutable, Pipeline, Precision,
+    Registry, Result, Tensor, Value, compile_with,
 };
-use devices::{Custom, Fault, id};
+use devices::{Custom, Fault, alias, id};
 use serde_json::json;
 
 /// Checks an error's kind, that its text holds each of `named`, and that it says what to do.
@@ -172,6 +172,47 @@ fn a_node_that_no_device_runs() {
         assert!(error.to_string().contains(part), "{error}");
     }
     assert!(!error.to_string().contains("MatMul"), "npu:0 runs it: {error}");
+}
+
+#[test]
+fn a_precision_that_a_device_does_not_compute_in() {
+    let offers = &[Precision::F32, Precision::Tf32, Precision::F16];
+    let npu = Arc::new(Custom::new("npu:0").offering(offers));
+    let registry = Registry::default().with_device(Arc::clone(&npu) as _);
+    let builder = || {
+        Pipeline::builder(layer())
+            .params(layer_params())
+            .registry(registry.clone())
+            .stages(2, &["npu:0", "cpu:0"])
+            .unwrap()
+    };
+    let result = builder().precision(id("npu"), Precision::Bf16).spawn();
+    let named = ["`npu:0` does not compute in bf16"];
+    refused(result, ErrorKind::Unsupported, &named, "it offers f32, tf32 or f16");
+    // The whole compilation says it of all devices that nothing else is said of.
+    let options = CompileOptions { precision: Precision::F16, ..CompileOptions::default() };
+    let result = builder().options(options.clone()).spawn();
+    refused(result, ErrorKind::Unsupported, &["`cpu:0` does not compute in f16"], "it offers f32");
+    assert_eq!(npu.compiled(), 0);
+    let pipeline = builder().options(options).precision(id("cpu"), Precision::F32).spawn().unwrap();
+    assert_eq!(npu.asked(), [Precision::F16]);
+    let report = pipeline.sequential().report(&|_| None);
+    let precisions: Vec<Precision> = report.segments.iter().map(|s| s.precision).collect();
+    assert_eq!(precisions, [Precision::F16, Precision::F32]);
+    builder().precision(id("npu"), Precision::Tf32).spawn().unwrap();
+    assert_eq!(npu.asked(), [Precision::F16, Precision::Tf32]);
+    let spared = builder().precision(id("npu:9"), Precision::Tf32).spawn().unwrap();
+    assert!(spared.notices().iter().any(|n| n.contains("a precision is given to `npu:9`")));
+    // Plans say it, too, and a device that is asked directly refuses by itself.
+    let plan = |json: &str| {
+        Pipeline::builder(layer()).params(layer_params()).plan(Plan::parse(json).unwrap())
+    };
+    let json = r#"{"schema":1,"default_device":"cpu:0","precision":{"cpu:0":"tf32"}}"#;
+    let named = ["`cpu:0` does not compute in tf32"];
+    refused(plan(json).spawn(), ErrorKind::Unsupported, &named, "it offers f32");
+    let options = CompileOptions { precision: Precision::Tf32, ..CompileOptions::default() };
+    let direct = alias("cpu:0").compile(layer(), &options);
+    refused(direct, ErrorKind::Unsupported, &named, "it offers f32");
 }
 
 #[test]

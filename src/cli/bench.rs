@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// flags below only --items, --rounds, --lanes, --seed, --in-flight and --replicas go with it
     #[arg(long, value_name = "STAGES", conflicts_with_all = [
         "input", "generate", "case", "warmup", "replicas_of_whole", "plan", "stages", "device",
-        "micro_batch", "threads", "bind", "shape", "batch_axis", "disable_pass",
+        "micro_batch", "threads", "precision", "bind", "shape", "batch_axis", "disable_pass",
         "weights_root",
     ])]
     synthetic: Option<SyntheticChain>,

@@ -186,6 +186,8 @@ mod tests {
             "run m.onnx --generate 3 --in-flight 0",
             "run m.onnx --generate 3 --device CPU",
             "run m.onnx --generate 3 --threads cpu:0=0",
+            "run m.onnx --generate 3 --precision half",
+            "run m.onnx --generate 3 --precision CPU=bf16",
             "run m.onnx --generate 3 --shape x=1,a",
             "run m.onnx --generate 3 --batch-axis x=q",
             "run m.onnx --generate 3 --bind x",
@@ -218,7 +220,7 @@ mod tests {
         let parse = |text: &str| Cli::try_parse_from(text.split_whitespace()).expect(text).command;
         let Command::Run(args) = parse(
             "brigade run m.onnx --input x=a=b.npy --stages 3 --device cpu:0,cpu --device cpu:2 \
-             --in-flight auto --threads 2 --threads cpu:1=4 --bind sr=16000 --shape x=1,3",
+             --in-flight auto --threads 2 --threads cpu:1=4 --precision cpu:1=bf16,f32 --bind sr=16000 --shape x=1,3",
         ) else {
             panic!("another subcommand");
         };
@@ -227,6 +229,8 @@ mod tests {
         let devices: Vec<String> = placing.device.iter().map(ToString::to_string).collect();
         assert_eq!(devices, ["cpu:0", "cpu:0", "cpu:2"]);
         assert_eq!(placing.threads.len(), 2);
+        let stated = placing.precision.iter().map(|p| p.precision.name()).collect::<Vec<_>>();
+        assert_eq!((stated, placing.precision[1].device.is_none()), (vec!["bf16", "f32"], true));
         assert_eq!(placing.bind[0].name, "sr");
     }
 }

@@ -12,15 +12,15 @@ use super::connected::Connected;
 use super::console::Console;
 use super::memory::Memory;
 use super::model;
-use crate::device::{DeviceId, check_in_flight, check_replicas, check_threads};
+use crate::device::{DeviceId, check_in_flight, check_precision, check_replicas, check_threads};
 use crate::error::{Error, Result, bail, err};
 use crate::graph::{Graph, NodeId};
-use crate::ops::CompileOptions;
 use crate::ops::infer::bind_symbols;
+use crate::ops::{CompileOptions, Precision};
 use crate::partition::{
     DeviceMap, InFlight, MeasuredLink, Notice, Plan, PlanReport, Segmentation, computing_nodes,
 };
-use crate::pipeline::{HeteroExecutable, Pipeline, placement};
+use crate::pipeline::{HeteroExecutable, PerDevice, Pipeline, placement};
 use crate::registry::Registry;
 use crate::tensor::{Tensor, Value};
 
@@ -54,6 +54,11 @@ pub(super) struct Placing {
     /// Kernel threads of each segment: for all devices, or for one as in `cpu:0=2`
     #[arg(long, value_name = "[DEVICE=]N")]
     pub(super) threads: Vec<Threads>,
+    /// What products are computed in, f32 unless told: for all devices, as in `bf16`, or for named
+    /// ones, as in `cpu:0=bf16,cuda:0=tf32`; one of f32, tf32, bf16 and f16. A device that does not
+    /// compute in it refuses
+    #[arg(long, value_name = "[DEVICE=]PRECISION", value_delimiter = ',')]
+    pub(super) precision: Vec<Products>,
     /// Run segment SEGMENT by N actors that share its items and weights; its CPU device gets as
     /// many lanes. With --synthetic, SEGMENT is the name of a stage
     #[arg(long, value_name = "SEGMENT=N", value_delimiter = ',')]
@@ -135,6 +140,25 @@ impl FromStr for Threads {
     }
 }
 
+/// What products are computed in, of all devices or of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Products {
+    pub(super) device: Option<DeviceId>,
+    pub(super) precision: Precision,
+}
+
+impl FromStr for Products {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (device, precision) = match text.split_once('=') {
+            Some((device, precision)) => (Some(device.parse()?), precision),
+            None => (None, text),
+        };
+        Ok(Self { device, precision: precision.parse()? })
+    }
+}
+
 /// The replicas of one segment of a model, or of one synthetic stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Replicas {
@@ -171,7 +195,7 @@ pub(super) struct Placed {
     pub(super) map: DeviceMap,
     pub(super) registry: Registry,
     options: CompileOptions,
-    threads: BTreeMap<DeviceId, usize>,
+    per_device: PerDevice,
     /// By the number of the segment.
     pub(super) replicas: BTreeMap<usize, usize>,
     pub(super) micro_batch: Option<usize>,
@@ -245,6 +269,9 @@ impl Placing {
         };
         if let Some(all) = self.threads.iter().rfind(|t| t.device.is_none()) {
             options.threads = all.count;
+        }
+        if let Some(all) = self.precision.iter().rfind(|p| p.device.is_none()) {
+            options.precision = all.precision;
         }
         options
     }
@@ -330,6 +357,7 @@ impl Placing {
             }
             threads.insert(device.clone(), t.count);
         }
+        let precision = self.precisions(&plan, &map, &registry)?;
         let segments = Segmentation::new(&graph, &map)?.segments().len();
         let mut replicas: BTreeMap<usize, usize> =
             plan.replicas.iter().map(|(s, n)| (*s as usize, *n as usize)).collect();
@@ -355,7 +383,7 @@ impl Placing {
             map,
             registry,
             options,
-            threads,
+            per_device: PerDevice { threads, precision },
             replicas,
             axes,
             shapes,
@@ -365,6 +393,40 @@ impl Placing {
             connected,
             links: plan.links,
         })
+    }
+}
+
+impl Placing {
+    /// The precision of each device that one is stated for: by the plan, or by a flag, which goes
+    /// before it.
+    fn precisions(
+        &self,
+        plan: &Plan,
+        map: &DeviceMap,
+        registry: &Registry,
+    ) -> Result<BTreeMap<DeviceId, Precision>> {
+        let mut out = plan.precision.clone();
+        if self.precision.iter().any(|p| p.device.is_none()) {
+            out.clear();
+        }
+        for stated in &self.precision {
+            let Some(device) = &stated.device else { continue };
+            if map.devices().all(|d| d != device) {
+                bail!(Usage, "--precision names `{device}`, but nothing is placed on it");
+            }
+            out.insert(device.clone(), stated.precision);
+        }
+        // A plan may be made for devices that are not here; those that are can say now.
+        let all = self.options().precision;
+        for id in map.devices() {
+            let precision = out.get(id).copied().unwrap_or(all);
+            if precision != Precision::F32
+                && let Ok(device) = registry.device(id)
+            {
+                check_precision(device.as_ref(), precision)?;
+            }
+        }
+        Ok(out)
     }
 }
 
@@ -395,10 +457,20 @@ pub(super) fn by_name<T, U>(
 }
 
 impl Placed {
-    /// How it is compiled.
+    /// How what is on a device is compiled.
     #[cfg(feature = "cluster")]
-    pub(super) fn options(&self) -> &CompileOptions {
-        &self.options
+    pub(super) fn options_of(&self, device: &DeviceId) -> CompileOptions {
+        let mut options = self.options.clone();
+        if let Some(threads) = self.per_device.threads.get(device) {
+            options.threads = *threads;
+        }
+        options.precision = self.precision(device);
+        options
+    }
+
+    /// What products on a device are computed in.
+    fn precision(&self, device: &DeviceId) -> Precision {
+        self.per_device.precision.get(device).copied().unwrap_or(self.options.precision)
     }
 
     pub(super) fn notices(&self) -> Vec<String> {
@@ -458,8 +530,11 @@ impl Placed {
         if let Some(n) = self.in_flight {
             builder = builder.in_flight(n);
         }
-        for (device, n) in &self.threads {
+        for (device, n) in &self.per_device.threads {
             builder = builder.threads(device.clone(), *n);
+        }
+        for (device, precision) in &self.per_device.precision {
+            builder = builder.precision(device.clone(), *precision);
         }
         for (segment, n) in &self.replicas {
             builder = builder.replicas(*segment, *n);
@@ -477,7 +552,7 @@ impl Placed {
             &self.map,
             &self.registry,
             self.options.clone(),
-            self.threads.clone(),
+            self.per_device.clone(),
         )
     }
 
@@ -490,7 +565,7 @@ impl Placed {
             &map,
             &self.registry,
             options,
-            BTreeMap::new(),
+            PerDevice::default(),
         )
     }
 
@@ -511,7 +586,8 @@ impl Placed {
         let seconds = |id: NodeId| placement::seconds(costs[id.index()]);
         let own = |id: &DeviceId| self.registry.device(id).is_ok_and(|d| d.has_own_memory());
         let report = PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
-            .with_own_memory(&own);
+            .with_own_memory(&own)
+            .with_precision(&|device| self.precision(device));
         self.connected.with_links(report)
     }
 
@@ -558,8 +634,9 @@ impl Placed {
             plan.links.clone_from(&self.links);
         }
         for device in self.map.devices() {
-            let n = self.threads.get(device).copied().unwrap_or(self.options.threads);
-            plan.threads.insert(device.clone(), narrow(n)?);
+            let n = self.per_device.threads.get(device).copied();
+            plan.threads.insert(device.clone(), narrow(n.unwrap_or(self.options.threads))?);
+            plan.precision.insert(device.clone(), self.precision(device));
         }
         Ok(plan)
     }

@@ -11,6 +11,7 @@ use crate::cluster::{MAX_SPEC_BYTES, StageSpec};
 use crate::device::DeviceId;
 use crate::error::{Result, err};
 use crate::import;
+use crate::ops::Precision;
 
 /// Arguments of `stage`.
 #[derive(Debug, ClapArgs)]
@@ -30,6 +31,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Outcome {
     };
     if let Some(id) = spec.wanted_stage() {
         text += &format!("fixed datapath `{id}`\n");
+    }
+    let precision = spec.compile_options().precision;
+    if precision != Precision::F32 {
+        text += &format!("products in {precision}\n");
     }
     text += &format!("sha256 {}\n", spec.hash()?);
     for (what, all) in [("input", spec.inputs()), ("output", spec.outputs())] {
@@ -67,7 +72,7 @@ pub(super) fn write(
         .map_err(|e| err!(Io, "cannot make the folder `{}`", folder.display()).with_source(e))?;
     let mut written = Vec::new();
     for segment in placed.split()?.segments() {
-        let mut options = placed.options().clone();
+        let mut options = placed.options_of(&segment.device);
         options.stage_id.clone_from(&segment.stage_id);
         let spec = StageSpec::of_segment(segment.graph.clone(), &[], &options, roots)
             .and_then(|spec| spec.device_of_worker(&segment.device).encode())

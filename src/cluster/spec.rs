@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph};
 use crate::import::{WeightCache, WeightRef, WeightUri, sha256};
-use crate::ops::CompileOptions;
+use crate::ops::{CompileOptions, Precision};
 use crate::tensor::{DType, Tensor};
 
 /// The device that a worker chooses itself.
@@ -25,7 +25,7 @@ pub(crate) fn directive(device: &crate::DeviceId) -> String {
 const MAGIC: [u8; 4] = *b"BRGS";
 
 /// The version of the format that is written, and the only one that is read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The most bytes of an encoded spec.
 pub const MAX_SPEC_BYTES: u64 = 64 << 20;
@@ -68,6 +68,7 @@ pub struct StageSpec {
     device: String,
     stage_id: Option<String>,
     threads: u32,
+    precision: Precision,
     disabled_passes: Vec<String>,
     memory_bytes: Option<u64>,
 }
@@ -83,6 +84,7 @@ impl StageSpec {
             device: "auto".to_owned(),
             stage_id: None,
             threads: 1,
+            precision: Precision::F32,
             disabled_passes: Vec::new(),
             memory_bytes: None,
         }
@@ -129,10 +131,11 @@ impl StageSpec {
         self
     }
 
-    /// How it is compiled: kernel threads, passes that are left out, the datapath that it stands for.
+    /// How it is compiled: kernel threads, the precision of products, passes that are left out, the datapath that it stands for.
     #[must_use]
     pub fn options(mut self, options: &CompileOptions) -> Self {
         self.threads = u32::try_from(options.threads).unwrap_or(u32::MAX);
+        self.precision = options.precision;
         self.disabled_passes.clone_from(&options.disabled_passes);
         if let Some(id) = &options.stage_id {
             self.stage_id = Some(id.to_string());
@@ -186,6 +189,7 @@ impl StageSpec {
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             threads: self.threads as usize,
+            precision: self.precision,
             disabled_passes: self.disabled_passes.clone(),
             ..CompileOptions::default()
         }

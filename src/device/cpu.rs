@@ -59,6 +59,7 @@ impl Device for CpuDevice {
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
         super::check_threads(options.threads)?;
+        super::check_precision(self, options.precision)?;
         passes::optimise_cpu_segment(&mut graph, &self.ops, options)
             .map_err(|e| e.with_device(self.id.to_string()))?;
         let program = Program::compile(&graph, &self.ops, options)

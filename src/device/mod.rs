@@ -26,10 +26,11 @@ use serde::Serialize;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Fact, Graph, Node};
 use crate::import::WeightRef;
-use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
+use crate::ops::{CompileOptions, OpRegistry, SegmentProfile, listed_precisions};
 
 #[cfg(feature = "wgpu")]
 pub use self::wgpu::WgpuDevice;
+pub use crate::ops::Precision;
 pub use cpu::CpuDevice;
 #[cfg(feature = "_cuda")]
 pub use cuda::CudaDevice;
@@ -106,6 +107,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// the host only.
     fn has_own_memory(&self) -> bool {
         false
+    }
+
+    /// What it computes products in; the first is what it does unless told. Whoever places a graph on
+    /// it refuses all others ([`check_precision`]), so that [`compile`](Self::compile) gets none of
+    /// them in [`CompileOptions::precision`].
+    fn precisions(&self) -> &[Precision] {
+        &[Precision::F32]
     }
 
     /// The name of that memory, which [`Resident::device`](crate::tensor::Resident::device) of its
@@ -196,6 +204,23 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// # Errors
     /// If a node cannot be run here; names it.
     fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>>;
+}
+
+/// Checks that a device computes products in this precision.
+///
+/// # Errors
+/// If it does not: names the device, the precision and what it offers.
+pub fn check_precision(device: &dyn Device, precision: Precision) -> Result<()> {
+    let offered = device.precisions();
+    if offered.contains(&precision) {
+        return Ok(());
+    }
+    let id = device.id();
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!("device `{id}` does not compute in {precision}"),
+    )
+    .with_help(format!("it offers {}", listed_precisions(offered))))
 }
 
 /// Whether a device can run a node.

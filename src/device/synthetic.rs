@@ -12,7 +12,7 @@ use super::{
 };
 use crate::error::{Result, err};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{CompileOptions, OpRegistry, SegmentProfile};
+use crate::ops::{CompileOptions, OpRegistry, Precision, SegmentProfile};
 use crate::tensor::Value;
 
 /// A stand-in for a device that is not here: what it computes is right, how long it takes, and how
@@ -91,6 +91,10 @@ impl Device for SyntheticDevice {
 
     fn lanes(&self) -> usize {
         self.lanes
+    }
+
+    fn precisions(&self) -> &[Precision] {
+        self.cpu.precisions()
     }
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {

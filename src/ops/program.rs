@@ -7,7 +7,7 @@ use super::dequant::ReadyWeights;
 use super::profile::{Recorder, Subject};
 use super::shape_only::ShapeOnly;
 use super::workspace::{Frame, Workspace};
-use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Prepare, Threads, blocked};
+use super::{CpuKernel, Io, OpDef, OpRegistry, PortKind, Precision, Prepare, Threads, blocked};
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node, ValueId};
 use crate::tensor::{BufferPool, Tensor, Value};
@@ -17,6 +17,8 @@ use crate::tensor::{BufferPool, Tensor, Value};
 pub struct CompileOptions {
     /// Kernel threads of one instance.
     pub threads: usize,
+    /// What products are computed in, where nothing else is said of a device.
+    pub precision: Precision,
     /// Names of passes that are left out.
     pub disabled_passes: Vec<String>,
     /// Whether to measure each node: [`HeteroExecutable::node_profile`](crate::HeteroExecutable::node_profile)
@@ -33,6 +35,7 @@ impl Default for CompileOptions {
     fn default() -> Self {
         Self {
             threads: 1,
+            precision: Precision::F32,
             disabled_passes: Vec::new(),
             profile: false,
             keep_weights: false,

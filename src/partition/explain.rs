@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Boundary, DeviceId, EdgePath, LinkFigures, MeasuredLink, Notice, RoundTrip, Segmentation,
 };
+use crate::device::Precision;
 use crate::graph::NodeId;
 
 /// One segment of a [`PlanReport`].
@@ -21,6 +22,8 @@ pub struct SegmentReport {
     pub stage: Option<u32>,
     /// The fixed datapath that it stands for, if it does.
     pub stage_id: Option<String>,
+    /// What its products are computed in.
+    pub precision: Precision,
     /// How many nodes it has.
     pub nodes: usize,
     /// Its first node's name.
@@ -98,6 +101,7 @@ impl PlanReport {
                 device: segment.device.clone(),
                 stage: segment.stage,
                 stage_id: segment.stage_id.as_deref().map(str::to_owned),
+                precision: Precision::F32,
                 nodes: segment.nodes.len(),
                 first: name(segment.graph.nodes().first()),
                 last: name(segment.graph.nodes().last()),
@@ -124,6 +128,15 @@ impl PlanReport {
     pub fn with_own_memory(mut self, own: &dyn Fn(&DeviceId) -> bool) -> Self {
         for b in &mut self.boundaries {
             b.path = EdgePath::between(&b.from_device, &b.to_device, own);
+        }
+        self
+    }
+
+    /// With what the products of each segment are computed in, by its device; f32 without.
+    #[must_use]
+    pub fn with_precision(mut self, of: &dyn Fn(&DeviceId) -> Precision) -> Self {
+        for s in &mut self.segments {
+            s.precision = of(&s.device);
         }
         self
     }
@@ -183,8 +196,14 @@ fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const OPS_SHOWN: usize = 5;
-        let mut rows: Vec<Vec<String>> =
-            vec![["segment", "device", "nodes", "cost", "operators"].map(str::to_owned).to_vec()];
+        // Nobody has to be told that f32 is f32.
+        let narrow = self.segments.iter().any(|s| s.precision != Precision::F32);
+        let row = |cells: [String; 6]| -> Vec<String> {
+            let kept = cells.into_iter().enumerate().filter(|(n, _)| narrow || *n != 2);
+            kept.map(|(_, cell)| cell).collect()
+        };
+        let head = ["segment", "device", "precision", "nodes", "cost", "operators"];
+        let mut rows = vec![row(head.map(str::to_owned))];
         for s in &self.segments {
             let mut ops: Vec<(&String, &usize)> = s.ops.iter().collect();
             ops.sort_by_key(|(op, n)| (std::cmp::Reverse(**n), (*op).clone()));
@@ -193,16 +212,17 @@ impl fmt::Display for PlanReport {
             if ops.len() > OPS_SHOWN {
                 shown.push(format!("{} more", ops.len() - OPS_SHOWN));
             }
-            rows.push(vec![
+            rows.push(row([
                 s.index.to_string(),
                 match &s.stage_id {
                     Some(id) => format!("{} (`{id}`)", s.device),
                     None => s.device.to_string(),
                 },
+                s.precision.to_string(),
                 s.nodes.to_string(),
                 s.cost_share.map_or_else(|| "?".to_owned(), |c| format!("{:.1} %", c * 100.0)),
                 shown.join(", "),
-            ]);
+            ]));
         }
         table(f, &rows)?;
         if !self.boundaries.is_empty() {
@@ -346,7 +366,13 @@ mod tests {
         for part in ["a – b", "2.000 ms", "1.0 MiB/s", "transfer", "2.976 ms"] {
             assert!(said.contains(part), "{part}\n{said}");
         }
-        assert!(!text.contains("transfer"), "{text}");
+        assert!(!text.contains("transfer") && !text.contains("precision"), "{text}");
+        let of = |d: &DeviceId| if d.number() == 1 { Precision::Bf16 } else { Precision::F32 };
+        let mixed = report.clone().with_precision(&of);
+        let precisions: Vec<Precision> = mixed.segments.iter().map(|s| s.precision).collect();
+        assert_eq!(precisions, [Precision::F32, Precision::Bf16, Precision::F32]);
+        let said = mixed.to_string();
+        assert!(said.contains("device  precision  nodes") && said.contains("bf16"), "{said}");
         let both = report.clone().with_own_memory(&|_| true);
         assert_eq!(both.boundaries[0].path, EdgePath::ThroughHost);
         let json = serde_json::to_string(&report).unwrap();

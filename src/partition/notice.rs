@@ -46,6 +46,11 @@ pub enum Notice {
         /// The device.
         device: DeviceId,
     },
+    /// A plan gives a precision to a device that nothing is placed on.
+    UnusedPrecision {
+        /// The device.
+        device: DeviceId,
+    },
     /// A plan names a model by its hash, and the model's hash was not given.
     ModelNotCompared,
 }
@@ -70,6 +75,9 @@ impl fmt::Display for Notice {
             }
             Self::UnusedThreads { device } => {
                 write!(f, "the plan gives threads to `{device}`, but places no node on it")
+            }
+            Self::UnusedPrecision { device } => {
+                write!(f, "the plan gives a precision to `{device}`, but places no node on it")
             }
             Self::ModelNotCompared => {
                 f.write_str("the plan's model_sha256 was not compared: the model has no hash here")

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::placement::{check_stage_id, unplaced};
 use super::rules::{Rule, Rules};
 use super::{DeviceId, DeviceMap, MAX_IN_FLIGHT, Matcher, MeasuredLink, Notice, Placement};
-use crate::device::{check_in_flight, check_replicas, check_threads};
+use crate::device::{Precision, check_in_flight, check_replicas, check_threads};
 use crate::error::{Error, Result, bail, err};
 use crate::graph::Graph;
 
@@ -110,6 +110,8 @@ pub struct Plan {
     pub in_flight: Option<InFlight>,
     /// Threads by device, at most [`MAX_THREADS`](super::MAX_THREADS) each.
     pub threads: BTreeMap<DeviceId, u32>,
+    /// What products are computed in, by device; f32 where nothing is said.
+    pub precision: BTreeMap<DeviceId, Precision>,
     /// How many instances of a segment run, by the segment's index; at most
     /// [`MAX_REPLICAS`](super::MAX_REPLICAS) each.
     pub replicas: BTreeMap<u32, u32>,
@@ -127,36 +129,45 @@ struct File {
     default_device: Option<DeviceId>,
     micro_batch: Option<u32>,
     in_flight: Option<InFlight>,
-    threads: Option<Counts<DeviceId>>,
-    replicas: Option<Counts<u32>>,
+    threads: Option<ByKey<DeviceId, u32>>,
+    precision: Option<ByKey<DeviceId, Precision>>,
+    replicas: Option<ByKey<u32, u32>>,
     links: Option<Vec<MeasuredLink>>,
 }
 
-/// Numbers by key; giving a key twice (also as `cpu` and `cpu:0`) is an error.
-struct Counts<K>(BTreeMap<K, u32>);
+/// Entries by key; giving a key twice (also as `cpu` and `cpu:0`) is an error.
+struct ByKey<K, V>(BTreeMap<K, V>);
 
-impl<K: Serialize> Serialize for Counts<K> {
+impl<K: Serialize, V: Serialize> Serialize for ByKey<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
     }
 }
 
-impl<'de, K: Deserialize<'de> + Ord + fmt::Display> Deserialize<'de> for Counts<K> {
+impl<'de, K, V> Deserialize<'de> for ByKey<K, V>
+where
+    K: Deserialize<'de> + Ord + fmt::Display,
+    V: Deserialize<'de>,
+{
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<K>(PhantomData<K>);
-        impl<'de, K: Deserialize<'de> + Ord + fmt::Display> Visitor<'de> for Entries<K> {
-            type Value = Counts<K>;
+        struct Entries<K, V>(PhantomData<(K, V)>);
+        impl<'de, K, V> Visitor<'de> for Entries<K, V>
+        where
+            K: Deserialize<'de> + Ord + fmt::Display,
+            V: Deserialize<'de>,
+        {
+            type Value = ByKey<K, V>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of numbers")
+                f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Counts<K>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ByKey<K, V>, A::Error> {
                 let mut out = BTreeMap::new();
-                while let Some((key, count)) = map.next_entry()? {
+                while let Some((key, value)) = map.next_entry()? {
                     match out.entry(key) {
                         btree_map::Entry::Vacant(entry) => {
-                            entry.insert(count);
+                            entry.insert(value);
                         }
                         btree_map::Entry::Occupied(entry) => {
                             let text = format!("`{}` is given twice", entry.key());
@@ -164,7 +175,7 @@ impl<'de, K: Deserialize<'de> + Ord + fmt::Display> Deserialize<'de> for Counts<
                         }
                     }
                 }
-                Ok(Counts(out))
+                Ok(ByKey(out))
             }
         }
         deserializer.deserialize_map(Entries(PhantomData))
@@ -183,6 +194,7 @@ impl TryFrom<File> for Plan {
             micro_batch: file.micro_batch,
             in_flight: file.in_flight,
             threads: file.threads.map(|c| c.0).unwrap_or_default(),
+            precision: file.precision.map(|c| c.0).unwrap_or_default(),
             replicas: file.replicas.map(|c| c.0).unwrap_or_default(),
             links: file.links.unwrap_or_default(),
         };
@@ -200,8 +212,9 @@ impl From<Plan> for File {
             default_device: plan.default_device,
             micro_batch: plan.micro_batch,
             in_flight: plan.in_flight,
-            threads: Some(Counts(plan.threads)),
-            replicas: Some(Counts(plan.replicas)),
+            threads: Some(ByKey(plan.threads)),
+            precision: Some(ByKey(plan.precision)),
+            replicas: Some(ByKey(plan.replicas)),
             links: (!plan.links.is_empty()).then_some(plan.links),
         }
     }
@@ -406,6 +419,11 @@ impl Plan {
         for device in self.threads.keys() {
             if map.devices().all(|d| d != device) {
                 map.push_notice(Notice::UnusedThreads { device: device.clone() });
+            }
+        }
+        for device in self.precision.keys() {
+            if map.devices().all(|d| d != device) {
+                map.push_notice(Notice::UnusedPrecision { device: device.clone() });
             }
         }
         if self.model_sha256.is_some() && model_sha256.is_none() {

@@ -8,13 +8,13 @@ use brigade_actors::{InPort, Options, Options as RuntimeOptions, OutPort, System
 use super::handle::{Inner, Pipeline};
 use super::params::ParamValue;
 use super::placement;
-use super::prepared::{CPU, Prepared, listing, optimised};
+use super::prepared::{CPU, PerDevice, Prepared, listing, optimised};
 use super::stage::{factory, item_error};
 use crate::device::{DeviceId, check_in_flight, check_replicas};
 use crate::error::{Result, err};
 use crate::graph::Graph;
 use crate::import::{WeightCache, WeightRef};
-use crate::ops::CompileOptions;
+use crate::ops::{CompileOptions, Precision};
 use crate::partition::{DeviceMap, InFlight, OutputSource, Plan, Source};
 use crate::registry::Registry;
 use crate::tensor::{DType, Tensor, Value};
@@ -30,7 +30,7 @@ pub struct PipelineBuilder {
     weights: Option<WeightCache>,
     micro_batch: Option<usize>,
     in_flight: Option<usize>,
-    threads: BTreeMap<DeviceId, usize>,
+    per_device: PerDevice,
     replicas: BTreeMap<usize, usize>,
     lanes: BTreeMap<DeviceId, usize>,
     system: Option<System>,
@@ -62,7 +62,7 @@ impl Pipeline {
             weights: None,
             micro_batch: None,
             in_flight: None,
-            threads: BTreeMap::new(),
+            per_device: PerDevice::default(),
             replicas: BTreeMap::new(),
             lanes: BTreeMap::new(),
             system: None,
@@ -98,7 +98,7 @@ impl PipelineBuilder {
         self
     }
 
-    /// What a plan says: placement, micro-batch, items in flight, threads and replicas. What was set
+    /// What a plan says: placement, micro-batch, items in flight, threads, precision and replicas. What was set
     /// before and the plan is silent of stays.
     ///
     /// ```
@@ -130,7 +130,9 @@ impl PipelineBuilder {
             Some(InFlight::Auto) => self.in_flight = None,
             None => {}
         }
-        self.threads.extend(plan.threads.iter().map(|(d, n)| (d.clone(), *n as usize)));
+        let threads = plan.threads.iter().map(|(d, n)| (d.clone(), *n as usize));
+        self.per_device.threads.extend(threads);
+        self.per_device.precision.extend(plan.precision.clone());
         let replicas = plan.replicas.iter();
         self.replicas.extend(replicas.map(|(segment, n)| (*segment as usize, *n as usize)));
         self.placing = Placing::Plan(plan);
@@ -262,7 +264,30 @@ impl PipelineBuilder {
     /// [`MAX_THREADS`](crate::device::MAX_THREADS)).
     #[must_use]
     pub fn threads(mut self, device: DeviceId, threads: usize) -> Self {
-        self.threads.insert(device, threads);
+        self.per_device.threads.insert(device, threads);
+        self
+    }
+
+    /// What products on a device are computed in; what nothing is said of computes in
+    /// [`CompileOptions::precision`], which is f32 unless set.
+    ///
+    /// ```
+    /// use brigade::ops::builder::GraphBuilder;
+    /// use brigade::{DType, Pipeline, Precision};
+    ///
+    /// let mut g = GraphBuilder::new("g");
+    /// let x = g.input("x", DType::F32, ["N".into(), 4.into()])?;
+    /// let w = g.param("w", DType::F32, &[4, 4])?;
+    /// let y = g.matmul(x, w)?;
+    /// let refused = Pipeline::builder(g.finish([("y", y)])?)
+    ///     .precision("cpu".parse()?, Precision::Tf32)
+    ///     .spawn();
+    /// assert!(refused.unwrap_err().to_string().contains("`cpu:0` does not compute in tf32"));
+    /// # Ok::<(), brigade::Error>(())
+    /// ```
+    #[must_use]
+    pub fn precision(mut self, device: DeviceId, precision: Precision) -> Self {
+        self.per_device.precision.insert(device, precision);
         self
     }
 
@@ -451,11 +476,16 @@ impl PipelineBuilder {
         };
         notices.extend(map.notices().iter().map(ToString::to_string));
         notices.extend(crate::ops::decoded_weights(&graph));
-        for device in self.threads.keys().filter(|d| !map.devices().any(|m| m == *d)) {
+        let absent = |d: &&DeviceId| !map.devices().any(|m| m == *d);
+        for device in self.per_device.threads.keys().filter(absent) {
             notices.push(format!("threads are given to `{device}`, but no node is placed on it"));
         }
+        for device in self.per_device.precision.keys().filter(absent) {
+            notices
+                .push(format!("a precision is given to `{device}`, but no node is placed on it"));
+        }
         let crew = Crew { replicas: self.replicas, lanes: self.lanes };
-        let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.threads)?;
+        let prepared = Prepared::new(graph, &map, &self.registry, self.options, self.per_device)?;
         crew.check(&prepared, &mut notices)?;
         let weights = self.weights.unwrap_or_else(|| {
             WeightCache::new().with_schemes(self.registry.weight_schemes().clone())

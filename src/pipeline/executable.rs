@@ -2,11 +2,10 @@
 //! that streaming is compared with.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use super::params::ParamValue;
-use super::prepared::{Prepared, Sealed, optimised, tensor_for};
+use super::prepared::{PerDevice, Prepared, Sealed, optimised, tensor_for};
 use super::profile::GraphProfile;
 use super::stage::{caught, checked, local, on_host};
 use crate::device::{DeviceId, Instance, InstanceOptions};
@@ -121,7 +120,7 @@ impl HeteroExecutable {
         let before = graph.clone();
         let graph = optimised(graph, registry, options)?;
         let map = placed.carry_over(&before, &graph)?;
-        Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())
+        Self::prepare(graph, &map, registry, options.clone(), PerDevice::default())
     }
 
     /// Compiles a graph with each node on `primary` where that supports it, else on `fallback`.
@@ -137,7 +136,7 @@ impl HeteroExecutable {
     ) -> Result<Self> {
         let graph = optimised(graph, registry, options)?;
         let map = super::placement::fallback(&graph, primary, fallback, registry)?;
-        Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())
+        Self::prepare(graph, &map, registry, options.clone(), PerDevice::default())
     }
 
     /// As [`Self::with_fallback`], but a primary device that is not usable here is no error: then
@@ -155,7 +154,7 @@ impl HeteroExecutable {
         let graph = optimised(graph, registry, options)?;
         let (map, absent) =
             super::placement::fallback_if_present(&graph, primary, fallback, registry)?;
-        let mut out = Self::prepare(graph, &map, registry, options.clone(), BTreeMap::new())?;
+        let mut out = Self::prepare(graph, &map, registry, options.clone(), PerDevice::default())?;
         out.notices = absent.into_iter().chain(out.notices.iter().cloned()).collect();
         Ok(out)
     }
@@ -166,11 +165,11 @@ impl HeteroExecutable {
         map: &DeviceMap,
         registry: &Registry,
         options: CompileOptions,
-        threads: BTreeMap<DeviceId, usize>,
+        per_device: PerDevice,
     ) -> Result<Self> {
         let fallen = map.notices().iter().map(ToString::to_string);
         let notices = fallen.chain(crate::ops::decoded_weights(&graph)).collect();
-        let prepared = Arc::new(Prepared::new(graph, map, registry, options, threads)?);
+        let prepared = Arc::new(Prepared::new(graph, map, registry, options, per_device)?);
         let weights = WeightCache::new().with_schemes(registry.weight_schemes().clone());
         Ok(Self { prepared, notices, piped: false, weights })
     }
@@ -371,7 +370,9 @@ impl HeteroExecutable {
         let own = |id: &DeviceId| {
             self.prepared.devices().iter().any(|d| d.id() == id && d.has_own_memory())
         };
-        let mut report = PlanReport::new(self.split(), &[], None, symbols).with_own_memory(&own);
+        let mut report = PlanReport::new(self.split(), &[], None, symbols)
+            .with_own_memory(&own)
+            .with_precision(&|id| self.prepared.precision(id));
         report.notices = self.notices.to_vec();
         report
     }

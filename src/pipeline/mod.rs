@@ -24,7 +24,8 @@ pub use builder::PipelineBuilder;
 pub use executable::{CompiledGraph, HeteroExecutable, compile_in, compile_with};
 pub use handle::{Pipeline, StateStream, Stream, Ticket};
 pub use params::ParamValue;
-pub use profile::{GraphProfile, ProfiledSegment};
 #[cfg(feature = "cluster")]
+pub(crate) use prepared::PerDevice;
+pub use profile::{GraphProfile, ProfiledSegment};
 pub(crate) use stage::{caught, checked};
 pub use state::State;

@@ -11,12 +11,12 @@ use super::compiling::{Job, compile_all};
 use super::placement;
 use super::profile::{GraphProfile, ProfiledSegment};
 use super::stage::deliveries;
-use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_threads};
+use crate::device::{CompiledSegment, Delivery, Device, DeviceId, check_precision, check_threads};
 use crate::error::{Error, ErrorKind, Result, bail, err};
 use crate::graph::{Fact, Graph};
 use crate::import::WeightRef;
-use crate::ops::CompileOptions;
 use crate::ops::infer::bind_symbols;
+use crate::ops::{CompileOptions, Precision};
 use crate::partition::{DeviceMap, OutputSource, Segmentation};
 use crate::passes;
 use crate::registry::Registry;
@@ -24,6 +24,15 @@ use crate::tensor::{DType, Tensor, Value};
 
 /// The kind of the devices that compute on threads of this process.
 pub(super) const CPU: &str = "cpu";
+
+/// What is said of devices one by one; what is not, the options of the compilation say of all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PerDevice {
+    /// Kernel threads of each actor.
+    pub(crate) threads: BTreeMap<DeviceId, usize>,
+    /// What products are computed in.
+    pub(crate) precision: BTreeMap<DeviceId, Precision>,
+}
 
 /// A graph, a placement, and what was compiled for it.
 #[derive(Debug)]
@@ -34,7 +43,7 @@ pub(crate) struct Prepared {
     /// The memory that each segment's device keeps tensors in, where it has its own.
     memories: Vec<Option<Arc<str>>>,
     deliveries: Vec<Vec<Delivery>>,
-    threads: BTreeMap<DeviceId, usize>,
+    per_device: PerDevice,
     options: CompileOptions,
     inputs: Vec<(String, Fact)>,
     sealing: Mutex<Sealing>,
@@ -80,15 +89,18 @@ impl Prepared {
         map: &DeviceMap,
         registry: &Registry,
         options: CompileOptions,
-        threads: BTreeMap<DeviceId, usize>,
+        per_device: PerDevice,
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let mut given = std::iter::once(options.threads).chain(threads.values().copied());
+        let mut given =
+            std::iter::once(options.threads).chain(per_device.threads.values().copied());
         given.try_for_each(check_threads)?;
         let split = Segmentation::new(&graph, map)?;
         let devices: Vec<Arc<dyn Device>> =
             split.devices().map(|id| registry.device(id)).collect::<Result<_>>()?;
+        let precision_of = |id| per_device.precision.get(id).copied().unwrap_or(options.precision);
         for (segment, device) in split.segments().iter().zip(&devices) {
+            check_precision(device.as_ref(), precision_of(&segment.device))?;
             supported(&segment.graph, device.as_ref())?;
         }
         let inputs = graph
@@ -106,7 +118,7 @@ impl Prepared {
             devices,
             memories,
             deliveries,
-            threads,
+            per_device,
             options,
             inputs,
             sealing: Mutex::new(Sealing {
@@ -171,7 +183,12 @@ impl Prepared {
 
     /// The kernel threads of each actor on a device.
     pub(crate) fn threads(&self, device: &DeviceId) -> usize {
-        self.threads.get(device).copied().unwrap_or(self.options.threads)
+        self.per_device.threads.get(device).copied().unwrap_or(self.options.threads)
+    }
+
+    /// What products on a device are computed in.
+    pub(crate) fn precision(&self, device: &DeviceId) -> Precision {
+        self.per_device.precision.get(device).copied().unwrap_or(self.options.precision)
     }
 
     /// What an actor on a device asks the CPU budget of its system for; `None` if it computes
@@ -285,6 +302,7 @@ impl Prepared {
             }
             let mut options = self.options.clone();
             options.threads = self.threads(&segment.device);
+            options.precision = self.precision(&segment.device);
             options.stage_id.clone_from(&segment.stage_id);
             let device = self.devices[i].as_ref();
             jobs.push(Job { segment: i, device, graph, weights, options });

@@ -4,15 +4,15 @@
 
 pub(crate) mod queued;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use brigade::device::{
     CompiledSegment, CpuDevice, Device, DeviceInfo, Instance, InstanceOptions, Support, Unavailable,
 };
 use brigade::graph::{Fact, Graph, Node};
 use brigade::ops::OpRegistry;
-use brigade::{CompileOptions, DeviceId, Error, ErrorKind, Result, Value};
+use brigade::{CompileOptions, DeviceId, Error, ErrorKind, Precision, Result, Value};
 
 /// The name of a device.
 pub(crate) fn id(name: &str) -> DeviceId {
@@ -49,6 +49,8 @@ pub(crate) struct Custom {
     cpu: CpuDevice,
     refuses: &'static [&'static str],
     fault: Fault,
+    offers: &'static [Precision],
+    asked: Mutex<Vec<Precision>>,
     compiled: AtomicUsize,
     instances: Arc<AtomicUsize>,
 }
@@ -59,6 +61,8 @@ impl Custom {
             cpu: CpuDevice::named(id(name), OpRegistry::default()),
             refuses: &[],
             fault: Fault::None,
+            offers: &[Precision::F32],
+            asked: Mutex::default(),
             compiled: AtomicUsize::new(0),
             instances: Arc::default(),
         }
@@ -67,6 +71,17 @@ impl Custom {
     pub(crate) fn refusing(mut self, ops: &'static [&'static str]) -> Self {
         self.refuses = ops;
         self
+    }
+
+    /// Offers to compute in these, and computes in f32 all the same.
+    pub(crate) fn offering(mut self, precisions: &'static [Precision]) -> Self {
+        self.offers = precisions;
+        self
+    }
+
+    /// The precision of each segment that it was to compile, in order.
+    pub(crate) fn asked(&self) -> Vec<Precision> {
+        self.asked.lock().unwrap().clone()
     }
 
     pub(crate) fn with(mut self, fault: Fault) -> Self {
@@ -97,6 +112,10 @@ impl Device for Custom {
         }
     }
 
+    fn precisions(&self) -> &[Precision] {
+        self.offers
+    }
+
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {
         if self.refuses.contains(&node.op.as_str()) {
             return Support::No(format!("it has no kernel for {}", node.op));
@@ -112,7 +131,9 @@ impl Device for Custom {
             assert!(!self.refuses.contains(&node.op.as_str()), "{} was refused", node.name);
         }
         self.compiled.fetch_add(1, Ordering::SeqCst);
-        let inner = self.cpu.compile(graph, options)?;
+        self.asked.lock().unwrap().push(options.precision);
+        let options = CompileOptions { precision: Precision::F32, ..options.clone() };
+        let inner = self.cpu.compile(graph, &options)?;
         let instances = Arc::clone(&self.instances);
         Ok(Arc::new(CustomSegment { inner, fault: self.fault, instances }))
     }

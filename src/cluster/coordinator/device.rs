@@ -19,7 +19,7 @@ use crate::device::{
 use crate::error::{Result, bail, err};
 use crate::graph::{Fact, Graph, Node};
 use crate::import::WeightRef;
-use crate::ops::CompileOptions;
+use crate::ops::{CompileOptions, Precision};
 use crate::tensor::Value;
 
 /// Items that one actor has at its worker: enough to hide the way there and back.
@@ -71,6 +71,11 @@ impl Device for RemoteDevice {
 
     fn memory(&self) -> Option<String> {
         Some(self.hub.memory().to_owned())
+    }
+
+    fn precisions(&self) -> &[Precision] {
+        // What its own device does not compute in, the worker refuses.
+        &Precision::ALL
     }
 
     fn reads_weights(&self) -> bool {

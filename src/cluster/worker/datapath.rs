@@ -8,6 +8,7 @@ use crate::cluster::StageSpec;
 use crate::device::{CompiledSegment, Instance, InstanceOptions};
 use crate::error::{Result, err};
 use crate::graph::Fact;
+use crate::ops::Precision;
 use crate::tensor::Value;
 
 /// The name of the device that a worker with a fixed datapath offers.
@@ -122,6 +123,12 @@ impl Datapath {
                 own.stage_id
             )
             .with_help("place it on another worker, or state the stage id that this one has"));
+        }
+        let precision = spec.compile_options().precision;
+        if precision != Precision::F32 {
+            let id = &own.stage_id;
+            return Err(err!(Unsupported, "the datapath `{id}` does not compute in {precision}")
+                .with_help("it computes as it was built: leave out the precision of its device"));
         }
         let (inputs, outputs) = (spec.inputs(), spec.outputs());
         let fits = inputs.len() == own.inputs.len()

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::{Offered, Worker, datapath};
 use crate::cluster::StageSpec;
-use crate::device::{CompiledSegment, Delivery, DeviceId, Instance, InstanceOptions};
+use crate::device::{
+    CompiledSegment, Delivery, DeviceId, Instance, InstanceOptions, check_precision,
+};
 use crate::error::{Result, bail, err};
 use crate::pipeline::{caught, checked};
 use crate::tensor::Value;
@@ -57,7 +59,9 @@ impl Worker {
                     let device = offered.resolve(spec.wanted_device(), &self.registry)?;
                     let graph = spec.resolve(&self.weights)?;
                     let id = device.id().clone();
-                    let compile = || device.compile(graph, &spec.compile_options());
+                    let options = spec.compile_options();
+                    check_precision(device.as_ref(), options.precision)?;
+                    let compile = || device.compile(graph, &options);
                     (caught(&id, "compiling", compile)?, id, device.memory())
                 }
             };

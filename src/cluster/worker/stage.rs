@@ -16,7 +16,9 @@ use super::store::{Declared, Held};
 use super::{Datapath, datapath};
 use crate::cluster::StageSpec;
 use crate::cluster::message::{FiringKey, Message, Readiness};
-use crate::device::{CompiledSegment, Delivery, DeviceId, Instance, InstanceOptions};
+use crate::device::{
+    CompiledSegment, Delivery, DeviceId, Instance, InstanceOptions, check_precision,
+};
 use crate::error::{ErrorKind, Result, bail, err};
 use crate::graph::Fact;
 use crate::import::WeightCache;
@@ -188,6 +190,7 @@ fn compiled(
     let load_ns = nanoseconds(began);
     let compiling = Instant::now();
     let options = spec.compile_options();
+    check_precision(device.as_ref(), options.precision)?;
     let segment = caught(&id, "compiling", || device.compile(graph, &options))
         .map_err(|e| e.with_device(id.to_string()))?;
     let weight_bytes = segment.weight_bytes() as u64;

@@ -103,6 +103,7 @@ impl Device for WgpuDevice {
         mut graph: Graph,
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
+        super::check_precision(self, options.precision)?;
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
         let named = |e: crate::Error| e.with_device(self.id.to_string());
         passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;

@@ -59,17 +59,19 @@ fn useless_entries_are_noticed() {
                 {{"match":"op:Conv","device":"cpu:1"}},
                 {{"match":"name:/dec/*","device":"cpu:2"}},
                 {{"match":"op:Cnov","device":"cpu:3"}}],
-              "default_device":"cpu:0","threads":{{"cpu:9":2,"cpu:1":1}}}}"#
+              "default_device":"cpu:0","threads":{{"cpu:9":2,"cpu:1":1}},
+              "precision":{{"cpu:8":"f16","cpu:1":"bf16"}}}}"#
     ))
     .unwrap();
     let map = plan.resolve(&model(), None).unwrap();
     let said: Vec<String> = map.notices().iter().map(Notice::to_string).collect();
-    assert_eq!(said.len(), 4, "{said:?}");
+    assert_eq!(said.len(), 5, "{said:?}");
     assert!(said[0].contains("rule 1") && said[0].contains("earlier rules"), "{said:?}");
     assert!(said[1].contains("`op:Cnov`") && said[1].contains("no node"), "{said:?}");
-    assert!(said[2].contains("cpu:9") && said[3].contains("model_sha256"), "{said:?}");
+    assert!(said[3].contains("precision to `cpu:8`"), "{said:?}");
+    assert!(said[2].contains("cpu:9") && said[4].contains("model_sha256"), "{said:?}");
 
-    assert_eq!(plan.resolve(&model(), Some(&hash.to_uppercase())).unwrap().notices().len(), 3);
+    assert_eq!(plan.resolve(&model(), Some(&hash.to_uppercase())).unwrap().notices().len(), 4);
     let error = plan.resolve(&model(), Some(&"cd".repeat(32))).unwrap_err();
     assert!(error.kind() == ErrorKind::Plan && error.message().contains(&hash), "{error}");
 }
@@ -112,6 +114,11 @@ fn faults_of_the_file_are_named() {
         (r#"{"schema":1,"rules":[{"match":"op:a\\","device":"cpu"}]}"#, "lone"),
         (r#"{"schema":1,"rules":[{"match":"op:a","device":"CPU"}]}"#, "[a-z][a-z0-9_-]*(:N)?"),
         (r#"{"schema":1,"threads":{"cpu":1,"cpu:0":2}}"#, "`cpu:0` is given twice"),
+        (r#"{"schema":1,"precision":{"cpu":"f32","cpu:0":"bf16"}}"#, "`cpu:0` is given twice"),
+        (
+            r#"{"schema":1,"precision":{"cpu":"half"}}"#,
+            "unknown variant `half`, expected one of `f32`",
+        ),
         (r#"{"schema":1,"threads":{"cpu":0}}"#, "0 kernel threads"),
         (r#"{"schema":1,"threads":{"cpu":257}}"#, "`cpu:0`: 257 kernel threads"),
         (r#"{"schema":1,"replicas":{"1":257}}"#, "at most 256"),
@@ -164,6 +171,10 @@ fn full() -> Plan {
         micro_batch: Some(8),
         in_flight: Some(InFlight::Auto),
         threads: BTreeMap::from([(DeviceId::cpu(0), 2)]),
+        precision: BTreeMap::from([
+            (DeviceId::cpu(0), Precision::Bf16),
+            (DeviceId::new("wgpu", 0).unwrap(), Precision::F32),
+        ]),
         replicas: BTreeMap::from([(1, 3)]),
         links: vec![MeasuredLink {
             from: "w1".into(),
@@ -184,7 +195,9 @@ fn json_and_bincode_give_the_same_plan_back() {
         assert_eq!(bincode::deserialize::<Plan>(&bytes).unwrap(), plan);
     }
     let json = full().to_json().unwrap();
-    for part in [r#""schema": 1"#, r#""in_flight": "auto""#, r#""match": "op:Conv""#] {
+    for part in
+        [r#""schema": 1"#, r#""in_flight": "auto""#, r#""match": "op:Conv""#, r#""cpu:0": "bf16""#]
+    {
         assert!(json.contains(part), "{json}");
     }
     // bincode gets no schema that this version does not know either.

@@ -23,8 +23,8 @@ use crate::device::{
 };
 use crate::error::{Error, Result, err};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::CompileOptions;
 use crate::ops::builder::GraphBuilder;
+use crate::ops::{CompileOptions, Precision};
 use crate::tensor::{Buffer, Tensor, Value};
 use crate::{DType, ErrorKind, Registry};
 

@@ -42,10 +42,12 @@ fn a_stage_that_cannot_be_made_ready_is_refused_with_its_reason() {
     let worker = worker.serve(Arc::clone(&transport), "w").unwrap();
     let c = Script::open(&transport, "w", 1, LONG);
     assert!(!c.opened());
+    let tf32 = CompileOptions { precision: Precision::Tf32, ..CompileOptions::default() };
     let cases = [
         (relu().device("cudda"), ErrorKind::Device, "there is no device `cudda:0`"),
         (relu().stage_id("fft"), ErrorKind::Unsupported, "the fixed datapath `fft`"),
         (relu().device("cpu:7"), ErrorKind::Device, "device `cpu:7` is not offered here"),
+        (relu().options(&tf32), ErrorKind::Unsupported, "`cpu:0` does not compute in tf32"),
         (weighted("npy://gone.npy"), ErrorKind::Io, "gone.npy"),
         (weighted("safetensors://l.safetensors#v"), ErrorKind::UnknownName, "`v`"),
         (weighted("safetensors://l.safetensors#w"), ErrorKind::Shape, "declared f32[2,3]"),
@@ -70,7 +72,7 @@ fn a_stage_that_cannot_be_made_ready_is_refused_with_its_reason() {
     for (bytes, words) in [
         (vec![1, 0, 0, 0, 9], "no stage spec"),
         (Vec::new(), "no stage spec"),
-        (newer, "of version 2"),
+        (newer, "of version 3"),
         (unbound, "parameters are not bound: w"),
     ] {
         c.tell_with(&Message::Ship { stage: 1, epoch: 1 }, bytes);

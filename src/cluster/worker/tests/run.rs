@@ -201,11 +201,13 @@ fn a_worker_with_a_fixed_datapath_takes_its_stage_alone() {
     };
     // Its graph is not compiled and its weights are not read: there are none.
     let right = spec(2, "npy://nowhere.npy").stage_id("twice");
+    let bf16 = CompileOptions { precision: Precision::Bf16, ..CompileOptions::default() };
     for (wrong, words) in [
         (spec(2, "npy://w.npy"), "`any`, which has no stage id,"),
         (spec(2, "npy://w.npy").stage_id("thrice"), "the stage `thrice` cannot be placed"),
         (spec(1, "npy://w.npy").stage_id("twice"), "is (x: f32[1]) -> (y: f32[2])"),
         (right.clone().device("cpu"), "there is no device `cpu`"),
+        (right.clone().options(&bf16), "`twice` does not compute in bf16"),
     ] {
         c.ship(1, 1, &wrong);
         let error = c.refused();
