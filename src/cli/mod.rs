@@ -14,6 +14,8 @@ mod devices;
 mod failure;
 mod inspect;
 mod items;
+#[cfg(feature = "_cuda")]
+mod kernels;
 mod memory;
 mod model;
 mod onnx_tests;
@@ -87,6 +89,9 @@ enum Command {
     Devices(devices::Args),
     /// List the operators
     Ops(ops::Args),
+    /// Compile what a model runs on a GPU that is not here
+    #[cfg(feature = "_cuda")]
+    Kernels(kernels::Args),
     /// Serve stages of other machines' pipelines
     #[cfg(feature = "cluster")]
     Worker(worker::Args),
@@ -121,6 +126,8 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args, &console),
         Command::Devices(args) => devices::run(args, &console),
         Command::Ops(args) => ops::run(args, &console),
+        #[cfg(feature = "_cuda")]
+        Command::Kernels(args) => kernels::run(args, &console),
         #[cfg(feature = "cluster")]
         Command::Worker(args) => worker::run(args, &console),
         #[cfg(feature = "cluster")]

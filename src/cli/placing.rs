@@ -79,6 +79,9 @@ pub(super) struct Placing {
     /// (repeatable)
     #[arg(long, value_name = "DIR")]
     pub(super) weights_root: Vec<PathBuf>,
+    /// The devices of this machine.
+    #[arg(skip)]
+    pub(super) registry: Registry,
     #[cfg(feature = "cluster")]
     #[command(flatten)]
     pub(super) workers: super::workers::Workers,
@@ -238,7 +241,7 @@ impl Placing {
 
     /// The devices there are, those of workers included.
     fn connect(&self, model: Option<&Path>, console: &Console) -> Result<(Registry, Connected)> {
-        let registry = Registry::default();
+        let registry = self.registry.clone();
         #[cfg(feature = "cluster")]
         if let Some(cluster) = self.workers.connect(
             &registry,

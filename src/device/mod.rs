@@ -33,7 +33,7 @@ pub use self::wgpu::WgpuDevice;
 pub use crate::ops::Precision;
 pub use cpu::CpuDevice;
 #[cfg(feature = "_cuda")]
-pub use cuda::CudaDevice;
+pub use cuda::{CudaDevice, CudaKernels, capability as cuda_capability};
 pub use id::DeviceId;
 pub use instance::{Delivery, Instance, InstanceOptions, Submitted, run_submitted, thread_waker};
 pub use limits::{MAX_DEVICE_NUMBER, MAX_IN_FLIGHT, MAX_REPLICAS, MAX_THREADS};

@@ -7,10 +7,16 @@
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::Write as _;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::nvrtc::{result as nvrtc, sys};
 use sha2::{Digest, Sha256};
+
+use crate::device::gpu::lock;
+use crate::error::{Result, err};
 
 /// The name by which every kernel is called.
 pub(super) const ENTRY: &str = "brigade";
@@ -95,7 +101,7 @@ pub(super) fn image(
     capability: Capability,
     folder: Option<&Path>,
     compiler: Option<(i32, i32)>,
-) -> Result<Vec<u8>, String> {
+) -> std::result::Result<Vec<u8>, String> {
     let file = folder.map(|folder| file_of(folder, text, capability));
     if let Some(image) = file.as_deref().and_then(kept) {
         return Ok(image);
@@ -118,6 +124,38 @@ pub(super) fn image(
     Ok(image)
 }
 
+/// Whether the folder has the image of a kernel.
+pub(super) fn is_kept(text: &str, capability: Capability, folder: &Path) -> bool {
+    kept(&file_of(folder, text, capability)).is_some()
+}
+
+/// What `work` makes of each item, on all cores.
+pub(super) fn at_once<T: Sync, R: Send>(
+    items: &[T],
+    work: impl Fn(&T) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let next = AtomicUsize::new(0);
+    let made: Mutex<Vec<(usize, Result<R>)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(items.len()) {
+            scope.spawn(|| {
+                // A thread that panics leaves its item out, which is told below.
+                while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed))
+                    .and_then(|i| Some((i, items.get(i)?)))
+                {
+                    let done = std::panic::catch_unwind(AssertUnwindSafe(|| work(item)));
+                    let done = done.unwrap_or_else(|_| Err(err!(Device, "NVRTC lacks a function")));
+                    lock(&made).push((i, done));
+                }
+            });
+        }
+    });
+    let mut made = std::mem::take(&mut *lock(&made));
+    made.sort_by_key(|(i, _)| *i);
+    made.into_iter().map(|(_, done)| done).collect()
+}
+
 /// Forgets what the folder has of a kernel, which the driver refused.
 pub(super) fn forget(text: &str, capability: Capability, folder: Option<&Path>) {
     if let Some(folder) = folder {
@@ -129,7 +167,7 @@ pub(super) fn forget(text: &str, capability: Capability, folder: Option<&Path>) 
 /// compiler.
 const PORTABLE: &[Capability] = &[(12, 0), (10, 0), (9, 0), (8, 0), (7, 5), (7, 0), (6, 0)];
 
-fn compile(text: &str, capability: Capability) -> Result<Vec<u8>, String> {
+fn compile(text: &str, capability: Capability) -> std::result::Result<Vec<u8>, String> {
     match compile_for(text, capability, true) {
         Err(Refusal::Architecture) => {}
         other => return other.map_err(Refusal::words),
@@ -170,7 +208,11 @@ impl Drop for Program {
 }
 
 /// Machine code for just these GPUs, or PTX for them and all later ones.
-fn compile_for(text: &str, (major, minor): Capability, exact: bool) -> Result<Vec<u8>, Refusal> {
+fn compile_for(
+    text: &str,
+    (major, minor): Capability,
+    exact: bool,
+) -> std::result::Result<Vec<u8>, Refusal> {
     let said = |e: nvrtc::NvrtcError| Refusal::Text(format!("NVRTC: {e}"));
     let text = CString::new(text).map_err(|e| Refusal::Text(e.to_string()))?;
     // The program refers to the text, so it is dropped before.

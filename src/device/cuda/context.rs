@@ -10,7 +10,7 @@ use cudarc::cublaslt::sys::cublasComputeType_t as Compute;
 use cudarc::driver::result::DriverError;
 
 use super::blas::Blas;
-use super::compiler::{self, Capability, ENTRY};
+use super::compiler::{self, Capability, ENTRY, at_once};
 use super::driver::{
     self, Answer, DeviceMemory, Event, Function, Gpu, PinnedMemory, Stream, is_out_of_memory, words,
 };
@@ -192,23 +192,11 @@ impl Context {
                 }
             }
         }
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let share = missing.len().div_ceil(threads).max(1);
-        let made: Vec<Result<Vec<_>>> = std::thread::scope(|scope| {
-            let work = missing.chunks(share).map(|share| {
-                scope.spawn(move || -> Result<Vec<_>> {
-                    share.iter().map(|(name, text)| Ok((*text, self.load(name, text)?))).collect()
-                })
-            });
-            let work: Vec<_> = work.collect();
-            let ended = |_| Err(err!(Device, "compiling kernels panicked"));
-            work.into_iter().map(|w| w.join().unwrap_or_else(ended)).collect()
-        });
+        let made = at_once(&missing, |(name, text)| Ok((*text, self.load(name, text)?)));
         let mut known = lock(&self.kernels);
-        for share in made {
-            for (text, function) in share? {
-                known.entry(text.to_owned()).or_insert(function);
-            }
+        for one in made {
+            let (text, function) = one?;
+            known.entry(text.to_owned()).or_insert(function);
         }
         let found = |text: &String| {
             known.get(text).cloned().ok_or_else(|| err!(Internal, "a kernel was not compiled"))

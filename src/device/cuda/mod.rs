@@ -3,8 +3,10 @@
 //! Nothing of CUDA is linked: the driver, the compiler NVRTC and cuBLASLt are looked for when the program
 //! runs, each by itself (`context.rs`, `compiler.rs`, `blas.rs`), and what is absent is told in words. An
 //! actor has three streams and a slot for each item under way (`instance.rs`); one thread an actor waits
-//! for its items and does nothing but wake it. What of the driver is used is in `driver.rs`.
+//! for its items and does nothing but wake it. What of the driver is used is in `driver.rs`; `ahead.rs`
+//! compiles for GPUs that are not here.
 
+mod ahead;
 mod blas;
 mod compiler;
 mod context;
@@ -13,6 +15,7 @@ mod instance;
 
 use std::sync::{Arc, OnceLock};
 
+pub use ahead::{CudaKernels, capability};
 use context::Context;
 
 use super::gpu;
