@@ -54,11 +54,11 @@ impl<P: Payload> Engine<P> {
         }
     }
 
-    /// Whether everybody who takes from this port is an actor of `device`.
-    pub(crate) fn stays_on(&self, to: &[Target<P>], device: &str) -> bool {
+    /// Whether everybody who takes from this port is an actor of `memory`.
+    pub(crate) fn stays_in(&self, to: &[Target<P>], memory: &str) -> bool {
         to.iter().all(|target| match &target.to {
             Taker::Only { actor, .. } | Taker::Join { actor, .. } => {
-                *self.actors[*actor].device == *device
+                *self.actors[*actor].memory == *memory
             }
             Taker::Collect { .. } | Taker::Sink { .. } => false,
         })

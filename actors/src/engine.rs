@@ -115,6 +115,8 @@ pub(crate) struct ActorCell<P> {
     /// How many replicas the actor has.
     pub(crate) replicas: usize,
     pub(crate) device: Arc<str>,
+    /// The memory that its payloads lie in.
+    pub(crate) memory: Arc<str>,
     pub(crate) bell: Arc<Bell<P>>,
     pub(crate) meter: Meter,
     pub(crate) ring: Ring,

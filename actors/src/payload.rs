@@ -25,7 +25,7 @@ pub trait Payload: Send + 'static {
         Self: Sized;
 
     /// Whether everybody may read it now. A payload that a device still works on may say no: it
-    /// goes to actors of the same device only, which order their work behind. Anywhere else the
+    /// goes to actors of the same memory only, which order their work behind. Anywhere else the
     /// runtime makes it an error of its item, so that nobody reads a payload before it is there.
     fn ready(&self) -> bool {
         true

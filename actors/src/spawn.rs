@@ -512,6 +512,7 @@ fn wire<P: Payload>(
             devices.push(Arc::clone(&device_lanes));
         }
         let device: Arc<str> = Arc::from(spec.device.as_str());
+        let memory: Arc<str> = Arc::from(spec.memory.as_str());
         for (replica, (inbox, name)) in doors.iter().zip(spec.thread_names()).enumerate() {
             let lanes = Arc::clone(&device_lanes);
             asks.push(Ask {
@@ -525,6 +526,7 @@ fn wire<P: Payload>(
                 actor: Arc::clone(&spec.name),
                 replica,
                 device: Arc::clone(&device),
+                memory: Arc::clone(&memory),
                 bell: Arc::clone(inbox.bell()),
                 meter: Meter::new(origin),
                 ring: Ring::new(options.trace),

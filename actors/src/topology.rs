@@ -117,6 +117,8 @@ pub struct Topology<P> {
 pub(crate) struct ActorSpec<P> {
     pub(crate) name: Arc<str>,
     pub(crate) device: String,
+    /// The memory in which its payloads stay while it still works on them.
+    pub(crate) memory: String,
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     pub(crate) factory: Factory<P>,
@@ -156,6 +158,7 @@ impl<P> Topology<P> {
             computing: Vec::new(),
             replicas: Vec::new(),
             threads: Vec::new(),
+            memories: Vec::new(),
         }
     }
 
@@ -198,6 +201,7 @@ pub struct TopologyBuilder<P> {
     computing: Vec<(String, usize)>,
     replicas: Vec<(usize, usize)>,
     threads: Vec<(usize, usize)>,
+    memories: Vec<(usize, String)>,
 }
 
 impl<P> fmt::Debug for TopologyBuilder<P> {
@@ -239,6 +243,7 @@ impl<P> TopologyBuilder<P> {
         self.actors.push(ActorSpec {
             name: Arc::from(name.into()),
             threads: usual_threads(&device),
+            memory: device.clone(),
             device,
             inputs,
             outputs,
@@ -311,6 +316,13 @@ impl<P> TopologyBuilder<P> {
         self
     }
 
+    /// Names the memory that payloads of `actor` lie in, where it is not its device's alone. What an actor
+    /// still works on leaves it for actors of the same memory only, which order their work behind.
+    pub fn memory(&mut self, actor: ActorId, memory: impl Into<String>) -> &mut Self {
+        self.memories.push((actor.0, memory.into()));
+        self
+    }
+
     /// Adds an edge. A giving port may have any number of edges; a taking port has exactly one.
     pub fn connect(&mut self, from: OutPort, to: InPort) -> &mut Self {
         self.edges.push(Edge { from, to });
@@ -324,7 +336,8 @@ impl<P> TopologyBuilder<P> {
     /// [`BuildError`] for names given twice, ports that do not exist, that nothing or more than one
     /// edge arrives at, actors without an input or a replica, rings, and devices without a lane.
     pub fn build(self) -> Result<Topology<P>, BuildError> {
-        let Self { sources, sinks, mut actors, edges, lanes, computing, replicas, threads } = self;
+        let Self { sources, sinks, mut actors, edges, lanes, computing, .. } = self;
+        let Self { replicas, threads, memories, .. } = self;
         unique("sources", sources.iter().map(String::as_str))?;
         unique("sinks", sinks.iter().map(String::as_str))?;
         let count = actors.len();
@@ -344,6 +357,10 @@ impl<P> TopologyBuilder<P> {
         for (actor, threads) in threads {
             let spec = actors.get_mut(actor);
             spec.ok_or(BuildError::UnknownActor { actor, actors: count })?.threads = threads;
+        }
+        for (actor, memory) in memories {
+            let spec = actors.get_mut(actor);
+            spec.ok_or(BuildError::UnknownActor { actor, actors: count })?.memory = memory;
         }
         unique("actors", actors.iter().map(|actor| &*actor.name))?;
         let names: Vec<_> = actors.iter().flat_map(ActorSpec::thread_names).collect();

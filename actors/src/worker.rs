@@ -619,10 +619,10 @@ impl<P: Payload> Actor<P> {
         outputs: Vec<Option<P>>,
         lists: &[Vec<P>],
     ) -> Result<Vec<Option<P>>, ItemError> {
-        let device = &self.cell().device;
+        let (device, memory) = (&self.cell().device, &self.cell().memory);
         let early = self.seed.routes.iter().zip(&outputs).position(|(targets, payload)| {
             let unready = payload.as_ref().is_some_and(|payload| !payload.ready());
-            unready && !self.seed.engine.stays_on(targets, device)
+            unready && !self.seed.engine.stays_in(targets, memory)
         });
         // Children go their own ways.
         let early = early.or_else(|| lists.iter().position(|l| !l.iter().all(Payload::ready)));

@@ -333,7 +333,7 @@ impl Payload for Work {
 }
 
 #[test]
-fn scenario_22_what_is_not_ready_does_not_leave_its_device() {
+fn scenario_22_what_is_not_ready_does_not_leave_its_memory() {
     let on_device = |finishes: fn(i64) -> bool| {
         stage_fn(move |v: Vec<Work>| {
             Ok(v.into_iter().map(|w| Work { ready: finishes(w.number), ..w }).collect())
@@ -346,7 +346,9 @@ fn scenario_22_what_is_not_ready_does_not_leave_its_device() {
     let mut b = Topology::builder();
     let x = b.source("x");
     let first = b.actor("first", "gpu:0", 1, 1, on_device(|_| false));
-    let second = b.actor("second", "gpu:0", 1, 1, on_device(|n| n != 3));
+    // Another device of the same memory orders its work behind, too.
+    let second = b.actor("second", "gpu:1", 1, 1, on_device(|n| n != 3));
+    b.memory(first, "gpus").memory(second, "gpus");
     let third = b.actor("third", "cpu:0", 1, 1, on_host);
     let y = b.sink("y");
     b.connect(x, first.input(0)).connect(first.output(0), second.input(0));
@@ -358,7 +360,7 @@ fn scenario_22_what_is_not_ready_does_not_leave_its_device() {
             Ok(v) => assert!(v[0].number == number as i64 && number != 3),
             Err(e) => {
                 assert_eq!((number, e.kind()), (3, ErrorKind::Contract));
-                assert!(e.to_string().contains("left device `gpu:0` before it was ready"), "{e}");
+                assert!(e.to_string().contains("left device `gpu:1` before it was ready"), "{e}");
             }
         }
     }

@@ -633,8 +633,11 @@ fn topology(
         let needed = prepared.deliveries(segment.index).to_vec();
         let reads = segment.inputs.len();
         let memory = prepared.memory(segment.index).cloned();
-        let stage = factory(code, segment.device.clone(), memory, reads, needed);
+        let stage = factory(code, segment.device.clone(), memory.clone(), reads, needed);
         let id = builder.actor(name, device_name, reads.max(1), outputs, stage);
+        if let Some(memory) = memory {
+            builder.memory(id, &*memory);
+        }
         builder.replicas(id, crew.replicas(segment.index));
         if let Some(threads) = prepared.cpu_threads(&segment.device) {
             builder.threads(id, threads);

@@ -125,8 +125,11 @@ impl HeteroExecutable {
             let needed = prepared.deliveries(segment.index).to_vec();
             let reads = segment.inputs.len();
             let memory = prepared.memory(segment.index).cloned();
-            let stage = factory(code, segment.device.clone(), memory, reads, needed);
+            let stage = factory(code, segment.device.clone(), memory.clone(), reads, needed);
             let id = builder.actor(name, on, reads.max(1), outputs, stage);
+            if let Some(memory) = memory {
+                builder.memory(id, &*memory);
+            }
             if reads == 0 {
                 builder.connect(start, id.input(0));
             }

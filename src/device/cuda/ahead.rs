@@ -12,7 +12,7 @@ use crate::device::{CompiledSegment, Device, DeviceId, DeviceInfo, Support, Unav
 use crate::error::{Result, bail, err};
 use crate::gpu::{Lowered, LoweringOptions, Tiling};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{CompileOptions, OpRegistry};
+use crate::ops::{CompileOptions, OpRegistry, Precision};
 use crate::passes;
 use crate::tensor::QueueId;
 
@@ -121,7 +121,7 @@ impl Target for Ahead {
         Ok(())
     }
 
-    fn prepare(&self, lowered: &Lowered) -> Result<()> {
+    fn prepare(&self, lowered: &Lowered, _: Precision) -> Result<()> {
         let mut missing: Vec<(&str, String)> = Vec::new();
         {
             let mut texts = lock(&self.texts);
@@ -207,6 +207,11 @@ impl Device for CudaKernels {
         true
     }
 
+    /// All of them: kernels are the same, libraries compute what is rounded.
+    fn precisions(&self) -> &[Precision] {
+        &Precision::ALL
+    }
+
     fn memory(&self) -> Option<String> {
         Some(self.target.memory.to_string())
     }
@@ -231,7 +236,7 @@ impl Device for CudaKernels {
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
         passes::optimise_segment(&mut graph, &self.ops, options)?;
-        gpu::compile(Arc::clone(&self.target), graph, self.ops.clone())
+        gpu::compile(Arc::clone(&self.target), graph, self.ops.clone(), options.precision)
             .map_err(|e| e.with_device(self.id.to_string()))
     }
 }

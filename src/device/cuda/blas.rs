@@ -18,6 +18,7 @@ use cudarc::cublaslt::sys::{
 use super::driver::{DeviceMemory, Stream};
 use crate::device::gpu::lock;
 use crate::gpu::ProductCall;
+use crate::ops::Precision;
 
 /// Bytes that a product may use beside its operands, one set for each actor.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -149,12 +150,19 @@ impl Plan {
 
 impl Blas {
     /// A plan for a product; `None` if the library has no algorithm for it.
-    pub(super) fn plan(&self, call: ProductCall, compute: Compute) -> Option<Plan> {
-        self.try_plan(call, compute).ok()
+    pub(super) fn plan(&self, call: ProductCall, precision: Precision) -> Option<Plan> {
+        self.try_plan(call, precision).ok()
     }
 
-    fn try_plan(&self, call: ProductCall, compute: Compute) -> Result<Plan, CublasError> {
+    fn try_plan(&self, call: ProductCall, precision: Precision) -> Result<Plan, CublasError> {
         let [m, n, k] = call.extents;
+        // Operands and results are f32 in memory; the library rounds operands as it reads them.
+        let compute = match precision {
+            Precision::F32 => Compute::CUBLAS_COMPUTE_32F,
+            Precision::Tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            Precision::Bf16 => Compute::CUBLAS_COMPUTE_32F_FAST_16BF,
+            Precision::F16 => Compute::CUBLAS_COMPUTE_32F_FAST_16F,
+        };
         let desc = Desc(lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?);
         // CUBLAS_OP_N and CUBLAS_OP_T.
         let turned = i32::from;

@@ -6,7 +6,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use cudarc::cublaslt::sys::cublasComputeType_t as Compute;
 use cudarc::driver::result::DriverError;
 
 use super::blas::Blas;
@@ -17,6 +16,7 @@ use super::driver::{
 use crate::device::gpu::{Completion, Duties, Ended, Faults, lock};
 use crate::error::{Error, Result, err};
 use crate::gpu::Kernel;
+use crate::ops::Precision;
 use crate::tensor::QueueId;
 
 /// The oldest driver that is used, as it counts: that of CUDA 12 or 13, whose bindings these are.
@@ -137,9 +137,14 @@ impl Context {
         *ORDER.get_or_init(QueueId::unique)
     }
 
-    /// What products are computed in.
-    pub(super) fn compute(&self) -> Compute {
-        Compute::CUBLAS_COMPUTE_32F
+    /// What products are computed in: other than in f32 by cuBLASLt alone, on GPUs that have units for it.
+    pub(super) fn precisions(&self) -> &'static [Precision] {
+        match (&self.blas, self.capability) {
+            (None, _) => &[Precision::F32],
+            (_, (8.., _)) => &[Precision::F32, Precision::Tf32, Precision::Bf16, Precision::F16],
+            (_, (7, _)) => &[Precision::F32, Precision::F16],
+            _ => &[Precision::F32],
+        }
     }
 
     pub(super) fn faults(&self) -> &Arc<Faults> {

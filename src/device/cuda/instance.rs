@@ -11,6 +11,7 @@ use super::driver::{Answer, DeviceMemory, Event, Function, Graph, PinnedMemory, 
 use crate::device::gpu::{Completion, Duties, Fed, Feed, Layout, Ready, Target};
 use crate::error::{Result, bail, err};
 use crate::gpu::{Lowered, LoweringOptions, Operand, Tiling};
+use crate::ops::Precision;
 use crate::tensor::QueueId;
 
 /// A launch, compiled.
@@ -124,7 +125,7 @@ impl Target for Context {
         self.filled(bytes)
     }
 
-    fn prepare(&self, lowered: &Lowered) -> Result<Prepared> {
+    fn prepare(&self, lowered: &Lowered, precision: Precision) -> Result<Prepared> {
         self.answered("compiling", self.gpu.bind())?;
         let mut words: Vec<u8> = Vec::new();
         let mut plans = Vec::with_capacity(lowered.launches.len());
@@ -132,7 +133,7 @@ impl Target for Context {
             words.extend_from_slice(bytemuck::cast_slice(&launch.words));
             words.resize(words.len().next_multiple_of(WORDS_STEP), 0);
             let library = self.blas.as_ref().zip(launch.product);
-            plans.push(library.and_then(|(blas, call)| blas.plan(call, self.compute())));
+            plans.push(library.and_then(|(blas, call)| blas.plan(call, precision)));
         }
         let planned = lowered.launches.iter().zip(&plans);
         let kernels: Vec<_> =

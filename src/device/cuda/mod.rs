@@ -22,7 +22,7 @@ use super::gpu;
 use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Support, Unavailable};
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{CompileOptions, OpRegistry};
+use crate::ops::{CompileOptions, OpRegistry, Precision};
 use crate::passes;
 
 #[cfg(all(feature = "cuda-12", feature = "cuda-13"))]
@@ -102,6 +102,10 @@ impl Device for CudaDevice {
         true
     }
 
+    fn precisions(&self) -> &[Precision] {
+        self.context().map_or(&[Precision::F32], |context| context.precisions())
+    }
+
     fn memory(&self) -> Option<String> {
         Some("cuda".to_owned())
     }
@@ -131,6 +135,6 @@ impl Device for CudaDevice {
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
         let named = |e: crate::Error| e.with_device(self.id.to_string());
         passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;
-        gpu::compile(Arc::clone(context), graph, self.ops.clone()).map_err(named)
+        gpu::compile(Arc::clone(context), graph, self.ops.clone(), options.precision).map_err(named)
     }
 }

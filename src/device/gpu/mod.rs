@@ -18,7 +18,7 @@ use super::{CompiledSegment, Support};
 use crate::error::Result;
 use crate::gpu::{Lowered, LoweringOptions};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::OpRegistry;
+use crate::ops::{OpRegistry, Precision};
 use crate::tensor::QueueId;
 
 pub(super) use instance::{Completion, Fed, Feed, Layout};
@@ -63,11 +63,12 @@ pub(super) trait Target: fmt::Debug + Send + Sync + Sized + 'static {
     /// If the memory cannot be had.
     fn upload(&self, name: &str, bytes: &[u8]) -> Result<Self::Constant>;
 
-    /// Compiles the kernels of launches and readies what does not change from item to item.
+    /// Compiles the kernels of launches and readies what does not change from item to item; products are
+    /// computed in `precision`, which the device offers.
     ///
     /// # Errors
     /// If the device refuses a kernel.
-    fn prepare(&self, lowered: &Lowered) -> Result<Self::Prepared>;
+    fn prepare(&self, lowered: &Lowered, precision: Precision) -> Result<Self::Prepared>;
 
     /// What an actor needs. `waker` is woken when the device is lost.
     ///
@@ -155,7 +156,8 @@ pub(super) fn compile<T: Target>(
     target: Arc<T>,
     graph: Graph,
     ops: OpRegistry,
+    precision: Precision,
 ) -> Result<Arc<dyn CompiledSegment>> {
-    let segment = segment::Segment::new(target, graph, ops)?;
+    let segment = segment::Segment::new(target, graph, ops, precision)?;
     Ok(Arc::new(segment::Shared(Arc::new(segment))))
 }

@@ -11,7 +11,7 @@ use crate::device::{CompiledSegment, Instance, InstanceOptions};
 use crate::error::{Result, bail, err};
 use crate::gpu::{Lowered, Operand, device_scalar, extent_inputs, narrowed};
 use crate::graph::{Dim, Fact, Graph, ValueId};
-use crate::ops::{OpRegistry, infer_graph};
+use crate::ops::{OpRegistry, Precision, infer_graph};
 use crate::tensor::{DType, Shape, Tensor, Value};
 
 /// What launches depend on, of one input.
@@ -66,6 +66,7 @@ pub(super) struct Segment<T: Target> {
     pub(super) target: Arc<T>,
     graph: Graph,
     ops: OpRegistry,
+    precision: Precision,
     /// For each input whether its numbers decide extents.
     decides: Vec<bool>,
     /// Outputs whose numbers a neighbour on the device looks at on the host.
@@ -75,11 +76,16 @@ pub(super) struct Segment<T: Target> {
 }
 
 impl<T: Target> Segment<T> {
-    pub(super) fn new(target: Arc<T>, graph: Graph, ops: OpRegistry) -> Result<Self> {
+    pub(super) fn new(
+        target: Arc<T>,
+        graph: Graph,
+        ops: OpRegistry,
+        precision: Precision,
+    ) -> Result<Self> {
         let decides = extent_inputs(&graph);
         let (constants, ready) = (Mutex::default(), Mutex::default());
         let watched = Mutex::default();
-        let segment = Self { target, graph, ops, decides, watched, constants, ready };
+        let segment = Self { target, graph, ops, precision, decides, watched, constants, ready };
         let zeros = |(v, decides): (&ValueId, &bool)| -> Option<Value> {
             let fact = &segment.graph.value(*v).fact;
             let shape = fact.concrete_shape().filter(|_| !decides)?;
@@ -157,7 +163,7 @@ impl<T: Target> Segment<T> {
                 }
             }
         }
-        let prepared = self.target.prepare(&lowered)?;
+        let prepared = self.target.prepare(&lowered, self.precision)?;
         Ok(Ready { key, fed, names, lowered, prepared, constants })
     }
 

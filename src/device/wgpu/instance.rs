@@ -9,6 +9,7 @@ use super::context::{Context, LEAST, Pipeline};
 use crate::device::gpu::{Completion, Fed, Feed, Layout, Ready, Target};
 use crate::error::{Result, bail};
 use crate::gpu::{Lowered, LoweringOptions, Operand, Tiling};
+use crate::ops::Precision;
 use crate::tensor::QueueId;
 
 /// A buffer that may be handed over; whoever holds it keeps its slot from being used again.
@@ -81,7 +82,7 @@ impl Target for Context {
         self.filled(name, bytes, wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC)
     }
 
-    fn prepare(&self, lowered: &Lowered) -> Result<Prepared> {
+    fn prepare(&self, lowered: &Lowered, _: Precision) -> Result<Prepared> {
         let mut pipelines = Vec::with_capacity(lowered.launches.len());
         let mut words = vec![0_u8; lowered.launches.len() * UNIFORM_STEP];
         for (i, launch) in lowered.launches.iter().enumerate() {

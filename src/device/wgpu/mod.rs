@@ -107,6 +107,6 @@ impl Device for WgpuDevice {
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
         let named = |e: crate::Error| e.with_device(self.id.to_string());
         passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;
-        gpu::compile(Arc::clone(context), graph, self.ops.clone()).map_err(named)
+        gpu::compile(Arc::clone(context), graph, self.ops.clone(), options.precision).map_err(named)
     }
 }

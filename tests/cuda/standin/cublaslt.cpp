@@ -20,7 +20,17 @@ enum Status {
   NOT_SUPPORTED = 15,
 };
 enum Type { R_32F = 0, R_16F = 2, R_16BF = 14 };
-enum Compute { COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77 };
+enum Compute {
+  COMPUTE_32F = 68,
+  COMPUTE_32F_FAST_16F = 74,
+  COMPUTE_32F_FAST_16BF = 75,
+  COMPUTE_32F_FAST_TF32 = 77
+};
+
+// Bits that operands lose.
+inline int dropped_bits(int compute) {
+  return compute == COMPUTE_32F ? 0 : compute == COMPUTE_32F_FAST_16BF ? 16 : 13;
+}
 enum Order { ORDER_COL = 0, ORDER_ROW = 1 };
 enum Epilogue { RELU = 2, BIAS = 4, GELU = 32, DEFAULT = 1 };
 
@@ -144,7 +154,9 @@ Status checked(const Problem& p) {
   bool is_f32 = p.a.type == R_32F && p.d.type == R_32F;
   bool is_narrow = (p.a.type == R_16F || p.a.type == R_16BF) && (p.d.type == p.a.type || p.d.type == R_32F);
   bool are_types = p.a.type == p.b.type && p.c.type == p.d.type && (is_f32 || is_narrow) && h.scale == R_32F;
-  bool is_compute = h.compute == COMPUTE_32F || (h.compute == COMPUTE_32F_FAST_TF32 && is_f32);
+  bool is_fast = h.compute == COMPUTE_32F_FAST_TF32 || h.compute == COMPUTE_32F_FAST_16F ||
+                 h.compute == COMPUTE_32F_FAST_16BF;
+  bool is_compute = h.compute == COMPUTE_32F || (is_fast && is_f32);
   bool are_orders = p.a.order == p.d.order && p.b.order == p.d.order && p.c.order == p.d.order;
   const unsigned known[] = {DEFAULT, RELU, BIAS, RELU | BIAS, GELU, GELU | BIAS};
   bool is_epilogue = std::find(std::begin(known), std::end(known), h.epilogue) != std::end(known);
@@ -203,7 +215,7 @@ CUresult compute(void* data) {
     memset((char*)p.workspace + 8, 0xff, p.workspace_bytes - 8);
   }
   uint64_t m = p.m(), n = p.n(), k = p.k();
-  int dropped = h.compute == COMPUTE_32F_FAST_TF32 ? 13 : 0;
+  int dropped = dropped_bits(h.compute);
   auto taken = [&](const void* from, const Layout& l, int batch, bool turned, uint64_t i, uint64_t j) {
     float v = load(from, l.type, turned ? at(l, batch, j, i) : at(l, batch, i, j));
     return dropped ? rounded(v, dropped) : v;
