@@ -30,6 +30,7 @@
 //! - `cluster`: stages on the workers of other machines, over gRPC and mutual TLS; `docs/cluster.md` is
 //!   its manual.
 //! - `wgpu`: the device `wgpu:0`, GPUs through Vulkan, Metal or Direct3D 12.
+//! - `cuda-12` or `cuda-13`: the device `cuda:0`, GPUs of NVIDIA through the driver.
 
 pub mod bench;
 pub mod check;

@@ -70,9 +70,9 @@ fn markdown(rows: &[Row]) -> String {
     let mut out = String::from(
         "# Operators\n\nWritten by `brigade ops --markdown`; a test compares it. *since* is the \
          first operator-set\nversion that is implemented; the CPU runs all of these dtypes. \
-         *on GPUs*: the dtypes of kernels for\n`wgpu` devices; where there are none, nodes fall \
-         back. i64 is kept in 32 bits, which is checked or\nproven. *cases*: the number of test \
-         cases that every device runs.\n\n",
+         *on GPUs*: the dtypes of kernels for\n`wgpu` and `cuda` devices; where there are none, \
+         nodes fall back. i64 is kept in 32 bits, which is\nchecked or proven. *cases*: the number of \
+         test cases that every device runs.\n\n",
     );
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     out += &line(&HEAD.map(str::to_owned));
