@@ -27,5 +27,6 @@ pub use params::ParamValue;
 #[cfg(feature = "cluster")]
 pub(crate) use prepared::PerDevice;
 pub use profile::{GraphProfile, ProfiledSegment};
+#[cfg(feature = "cluster")]
 pub(crate) use stage::{caught, checked};
 pub use state::State;
