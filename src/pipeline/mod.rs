@@ -24,7 +24,7 @@ pub use builder::PipelineBuilder;
 pub use executable::{CompiledGraph, HeteroExecutable, compile_in, compile_with};
 pub use handle::{Pipeline, StateStream, Stream, Ticket};
 pub use params::ParamValue;
-#[cfg(feature = "cluster")]
+#[cfg(feature = "cli")]
 pub(crate) use prepared::PerDevice;
 pub use profile::{GraphProfile, ProfiledSegment};
 #[cfg(feature = "cluster")]
