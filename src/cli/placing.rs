@@ -587,9 +587,9 @@ impl Placed {
         let symbols = |s: &str| self.symbol(s);
         let costs = placement::node_costs(&self.graph, &self.registry, &symbols);
         let seconds = |id: NodeId| placement::seconds(costs[id.index()]);
-        let own = |id: &DeviceId| self.registry.device(id).is_ok_and(|d| d.has_own_memory());
+        let memory = |id: &DeviceId| self.registry.device(id).ok().and_then(|d| d.memory());
         let report = PlanReport::new(split, self.map.notices(), Some(&seconds), &symbols)
-            .with_own_memory(&own)
+            .with_memories(&memory)
             .with_precision(&|device| self.precision(device));
         self.connected.with_links(report)
     }

@@ -28,8 +28,8 @@ pub fn bytes_of(fact: &Fact, symbols: &dyn Fn(&str) -> Option<i64>) -> Option<u6
 pub enum EdgePath {
     /// Both compute in the host's memory: a handle moves.
     Host,
-    /// Both compute on one device with memory of its own: the buffer is handed over where it lies,
-    /// at submission.
+    /// Within one memory of devices, that of one or of several: the buffer is handed over where it
+    /// lies, at submission.
     Device,
     /// The producer's actor copies it to the host.
     ReadBack,
@@ -43,17 +43,21 @@ pub enum EdgePath {
 }
 
 impl EdgePath {
-    /// From one device to another; `own` says which have memory of their own.
-    pub fn between(from: &DeviceId, to: &DeviceId, own: &dyn Fn(&DeviceId) -> bool) -> Self {
+    /// From one device to another; `memory` says which memory, beside the host's, a device has.
+    pub fn between(
+        from: &DeviceId,
+        to: &DeviceId,
+        memory: &dyn Fn(&DeviceId) -> Option<String>,
+    ) -> Self {
         if let (Some(a), Some(b)) = (from.worker(), to.worker()) {
             return if a == b { Self::Device } else { Self::Workers };
         }
-        match (own(from), own(to)) {
-            (false, false) => Self::Host,
-            (true, true) if from == to => Self::Device,
-            (true, true) => Self::ThroughHost,
-            (true, false) => Self::ReadBack,
-            (false, true) => Self::Upload,
+        match (memory(from), memory(to)) {
+            (None, None) => Self::Host,
+            (Some(from), Some(to)) if from == to => Self::Device,
+            (Some(_), Some(_)) => Self::ThroughHost,
+            (Some(_), None) => Self::ReadBack,
+            (None, Some(_)) => Self::Upload,
         }
     }
 }
@@ -89,7 +93,7 @@ pub struct Boundary {
     /// The device that reads it.
     pub to_device: DeviceId,
     /// How it gets there; `host` unless it is known which devices have memory of their own
-    /// ([`PlanReport::with_own_memory`](super::PlanReport::with_own_memory)).
+    /// ([`PlanReport::with_memories`](super::PlanReport::with_memories)).
     pub path: EdgePath,
     /// Microseconds from sending it until it is there, where the link between the devices is known
     /// ([`PlanReport::with_links`](super::PlanReport::with_links)).

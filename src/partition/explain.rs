@@ -123,11 +123,11 @@ impl PlanReport {
         }
     }
 
-    /// With the path of each boundary; `own` says which devices have memory of their own.
+    /// With the path of each boundary; `memory` says which memory, beside the host's, a device has.
     #[must_use]
-    pub fn with_own_memory(mut self, own: &dyn Fn(&DeviceId) -> bool) -> Self {
+    pub fn with_memories(mut self, memory: &dyn Fn(&DeviceId) -> Option<String>) -> Self {
         for b in &mut self.boundaries {
-            b.path = EdgePath::between(&b.from_device, &b.to_device, own);
+            b.path = EdgePath::between(&b.from_device, &b.to_device, memory);
         }
         self
     }
@@ -351,7 +351,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        let own = report.clone().with_own_memory(&|d| *d == DeviceId::cpu(1));
+        let own =
+            report.clone().with_memories(&|d| (*d == DeviceId::cpu(1)).then(|| "apart".to_owned()));
         let paths: Vec<EdgePath> = own.boundaries.iter().map(|b| b.path).collect();
         assert_eq!(paths, [EdgePath::Upload, EdgePath::ReadBack]);
         assert!(own.to_string().contains("read-back"), "{own}");
@@ -373,8 +374,10 @@ mod tests {
         assert_eq!(precisions, [Precision::F32, Precision::Bf16, Precision::F32]);
         let said = mixed.to_string();
         assert!(said.contains("device  precision  nodes") && said.contains("bf16"), "{said}");
-        let both = report.clone().with_own_memory(&|_| true);
+        let both = report.clone().with_memories(&|d| Some(d.to_string()));
         assert_eq!(both.boundaries[0].path, EdgePath::ThroughHost);
+        let shared = report.clone().with_memories(&|_| Some("shared".to_owned()));
+        assert_eq!(shared.boundaries[0].path, EdgePath::Device);
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<PlanReport>(&json).unwrap(), report);
         assert!(explain(&split).contains("cpu:1"));

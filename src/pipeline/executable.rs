@@ -367,11 +367,11 @@ impl HeteroExecutable {
     /// What the placement does: segments, what crosses between them and by which path, round trips.
     /// `symbols` gives symbolic extents, for the bytes.
     pub fn report(&self, symbols: &dyn Fn(&str) -> Option<i64>) -> PlanReport {
-        let own = |id: &DeviceId| {
-            self.prepared.devices().iter().any(|d| d.id() == id && d.has_own_memory())
+        let memory = |id: &DeviceId| {
+            self.prepared.devices().iter().find(|d| d.id() == id).and_then(|d| d.memory())
         };
         let mut report = PlanReport::new(self.split(), &[], None, symbols)
-            .with_own_memory(&own)
+            .with_memories(&memory)
             .with_precision(&|id| self.prepared.precision(id));
         report.notices = self.notices.to_vec();
         report
