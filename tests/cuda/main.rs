@@ -1,10 +1,23 @@
-//! The CUDA device without a GPU: on libraries that stand in for the driver, NVRTC and cuBLASLt.
+//! The CUDA device without a GPU: on libraries that stand in for the driver, NVRTC and cuBLASLt. Without
+//! the feature `cuda-12` the libraries alone are checked.
 //!
 //! They need a C++ compiler (`$CXX`, or `c++`); without one this is left out, and
 //! `BRIGADE_REQUIRE_CXX=1` makes that a failure.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[cfg(feature = "cuda-12")]
+mod conformance;
+#[cfg(feature = "cuda-12")]
+mod failures;
+#[cfg(feature = "cuda-12")]
+#[allow(dead_code)]
+#[path = "../acceptance/models.rs"]
+mod models;
+#[cfg(feature = "cuda-12")]
+mod order;
+#[cfg(feature = "cuda-12")]
+mod process;
 mod standin;
 
 use std::process::Command;

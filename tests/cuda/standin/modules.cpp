@@ -1,7 +1,7 @@
 // The stand-in for libcuda: images of kernels, and launches.
 #include <dlfcn.h>
 #include <elf.h>
-#include <sys/mman.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "blocks.h"
@@ -62,12 +62,15 @@ static CUresult load(Context* context, const void* from, CUmodule* handle) {
   bool fits = wanted / 10 == there / 10 && wanted <= there;
   if (read_as == Read::cubin && !fits) return CUDA_ERROR_NO_BINARY_FOR_GPU;
 
-  int file = memfd_create("kernels", MFD_CLOEXEC);
+  // Under a name of its own: what has the name of something that is loaded is taken for that.
+  const char* temporary = getenv("TMPDIR");
+  std::string path = std::string(temporary && *temporary ? temporary : "/tmp") + "/kernels-XXXXXX";
+  int file = mkstemp(&path[0]);
   size_t bytes = image.object.size();
   auto module = std::make_shared<Module>();
   if (file >= 0 && write(file, image.object.data(), bytes) == ssize_t(bytes))
-    module->library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW);
-  if (file >= 0) close(file);
+    module->library = dlopen(path.c_str(), RTLD_NOW);
+  if (file >= 0) close(file), unlink(path.c_str());
   if (!module->library) {
     const char* why = dlerror();
     note(why ? why : "an image cannot be written");
@@ -215,8 +218,12 @@ CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, uns
   if (!is_grid || !is_block || function->shared + shared > most) return CUDA_ERROR_INVALID_VALUE;
   if (shared && int(shared) > function->most_dynamic && function->shared + shared > SHARED)
     return CUDA_ERROR_INVALID_VALUE;
-  if (kernel.most_threads && block_x * block_y * block_z > kernel.most_threads)
+  unsigned block = block_x * block_y * block_z;
+  if (kernel.most_threads && block > kernel.most_threads) {
+    note(std::string(kernel.name) + " is for blocks of " + std::to_string(kernel.most_threads) +
+         " threads, not " + std::to_string(block));
     return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  }
   if (kernel.count && !parameters) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::vector<char>> values;
   for (unsigned i = 0; i < kernel.count; i++) {

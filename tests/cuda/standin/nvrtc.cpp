@@ -162,7 +162,7 @@ Result compile(Program& program, const std::vector<std::string>& options) {
   const char* cxx = getenv("CXX");
   std::vector<std::string> words = {cxx && *cxx ? cxx : "c++", "-std=c++17", "-O1", "-w", "-fwrapv",
                                     "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fno-exceptions",
-                                    "-fno-rtti", "-nostdinc", "-nostdlib", "-shared", "-I", here()};
+                                    "-fno-rtti", "-fno-gnu-unique", "-nostdinc", "-nostdlib", "-shared", "-I", here()};
   for (auto& option : options)
     if (!option.compare(0, 2, "-D")) words.push_back(option);
   for (const std::string& word : {source, std::string("-o"), object, here() + "/libcuda.so.1", std::string("-lm")})

@@ -2,7 +2,9 @@
 //
 // STANDIN_FAIL=NAME[:N|:*][,…]   the N-th call (the first, each) of an entry point fails; `kernel` is
 //                                the N-th run of a kernel, which then touches what it may not
+// STANDIN_IGNORE=NAME            waits of that entry point do not wait
 // STANDIN_TRACE=FILE             a line for each submission, each call that may block, each allocation
+// STANDIN_CALLS=FILE             a line for each call of an entry point: its name
 #pragma once
 #include <unistd.h>
 
@@ -26,7 +28,7 @@ struct Orders {
   std::mutex lock;
   // By name: which call fails (0: each one), and how many have been.
   std::map<std::string, std::pair<long, long>> failing;
-  FILE* trace = nullptr;
+  FILE *trace = nullptr, *calls = nullptr;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 
   Orders() {
@@ -39,6 +41,7 @@ struct Orders {
       failing[one.substr(0, colon)] = {which == "*" ? 0 : atol(which.c_str()), 0};
     }
     if (const char* file = getenv("STANDIN_TRACE")) trace = fopen(file, "a");
+    if (const char* file = getenv("STANDIN_CALLS")) calls = fopen(file, "a");
   }
 };
 
@@ -48,15 +51,25 @@ inline Orders& orders() {
   return *all;
 }
 
+// To be asked once by each call of an entry point.
 inline bool told_to_fail(const char* name) {
   Orders& o = orders();
-  if (o.failing.empty()) return false;
+  if (o.failing.empty() && !o.calls) return false;
   std::lock_guard<std::mutex> hold(o.lock);
+  if (o.calls) {
+    fprintf(o.calls, "%s\n", name);
+    fflush(o.calls);
+  }
   auto found = o.failing.find(name);
   if (found == o.failing.end()) return false;
   auto& [which, calls] = found->second;
   calls++;
   return which == 0 || which == calls;
+}
+
+inline bool is_ignored(const char* name) {
+  const char* ignored = getenv("STANDIN_IGNORE");
+  return ignored && !strcmp(ignored, name);
 }
 
 // A line `microseconds thread kind name detail`; kinds are submit, block and allocate.
