@@ -9,8 +9,8 @@
 mod measure;
 
 use brigade::kernels::{
-    Activation, Bias, Bytes, Epilogue, Isa, MatMut, MatRef, PackedA, PackedB, PackedQ, QMatRef,
-    Serial, gemm, qgemm,
+    Activation, Bias, Bytes, Epilogue, Isa, MatMut, MatRef, PackedA, PackedB, PackedBf16, PackedQ,
+    QMatRef, Serial, gemm, qgemm,
 };
 use measure::{fma_peak, numbers, time};
 use std::hint::black_box;
@@ -44,6 +44,8 @@ fn main() {
         let pb = PackedB::new(bm).expect("fits");
         // So many copies that none is left in a cache when its turn comes.
         let cold = vec![pb.clone(); (COLD_BYTES / pb.bytes().max(1) + 1).min(256)];
+        let half = PackedBf16::new(bm).expect("fits");
+        let cold_half = vec![half.clone(); (COLD_BYTES / half.bytes().max(1) + 1).min(256)];
         let mut turn = 0;
         let plain = Epilogue::default();
         let relu = Epilogue {
@@ -55,6 +57,8 @@ fn main() {
         for variant in [
             "packed B",
             "packed B, cold",
+            "bf16",
+            "bf16, cold",
             "packed B, bias, Relu",
             "packed B, bias, Gelu",
             "packed A",
@@ -72,6 +76,11 @@ fn main() {
                     "packed B, cold" => {
                         turn += 1;
                         gemm(am, &cold[turn % cold.len()], out, &plain, &Serial)
+                    }
+                    "bf16" => gemm(am, &half, out, &plain, &Serial),
+                    "bf16, cold" => {
+                        turn += 1;
+                        gemm(am, &cold_half[turn % cold_half.len()], out, &plain, &Serial)
                     }
                     "packed B, bias, Relu" => gemm(am, &pb, out, &relu, &Serial),
                     "packed B, bias, Gelu" => gemm(am, &pb, out, &gelu, &Serial),

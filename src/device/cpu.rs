@@ -8,7 +8,7 @@ use super::{
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{
-    CompileOptions, OpRegistry, Profiler, Program, RunContext, SegmentProfile, Threads,
+    CompileOptions, OpRegistry, Precision, Profiler, Program, RunContext, SegmentProfile, Threads,
 };
 use crate::passes;
 use crate::tensor::Value;
@@ -47,6 +47,10 @@ impl Device for CpuDevice {
             lanes: self.lanes(),
             software: false,
         })
+    }
+
+    fn precisions(&self) -> &[Precision] {
+        &[Precision::F32, Precision::Bf16]
     }
 
     fn supports(&self, node: &Node, facts: &[Option<Fact>]) -> Support {

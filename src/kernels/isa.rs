@@ -17,6 +17,8 @@ pub struct Isa {
     kind: Kind,
     /// Dot products of bytes (AVX-512 VNNI).
     vnni: bool,
+    /// Dot products of pairs of bfloat16 (AVX512-BF16).
+    bf16: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ impl Isa {
     }
 
     const fn of(kind: Kind) -> Self {
-        Self { kind, vnni: false }
+        Self { kind, vnni: false, bf16: false }
     }
 
     /// The fastest instruction set of this CPU.
@@ -63,8 +65,12 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                 {
                     found.push(Self::of(Kind::Avx512));
-                    if is_x86_feature_detected!("avx512vnni") {
-                        found.push(Self { kind: Kind::Avx512, vnni: true });
+                    let vnni = is_x86_feature_detected!("avx512vnni");
+                    if vnni {
+                        found.push(Self { vnni, ..Self::of(Kind::Avx512) });
+                    }
+                    if is_x86_feature_detected!("avx512bf16") {
+                        found.push(Self { vnni, bf16: true, ..Self::of(Kind::Avx512) });
                     }
                 }
             }
@@ -79,6 +85,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 if self.bf16 => "avx512-bf16",
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx512 if self.vnni => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
@@ -87,6 +95,11 @@ impl Isa {
 
     pub(in crate::kernels) fn kind(self) -> Kind {
         self.kind
+    }
+
+    /// Whether dot products of pairs of bfloat16 are one instruction.
+    pub(in crate::kernels) fn has_bf16(self) -> bool {
+        self.bf16
     }
 
     /// Whether dot products of bytes are one instruction.

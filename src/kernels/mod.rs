@@ -42,7 +42,7 @@ pub use conv::{
 pub use dequant::{BlockMatrix, PackedBlocks, dequant_matmul};
 pub use epilogue::{Activation, Bias, Epilogue, Residual};
 pub use error::KernelError;
-pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, Partition, Rhs, gemm};
+pub use gemm::{Lhs, MatMut, MatRef, PackedA, PackedB, PackedBf16, Partition, Rhs, gemm};
 pub use isa::Isa;
 pub use parallel::{Parallel, Serial, split_range};
 pub use peak::{fma_burst, fma_gflops, read_gb_per_s};

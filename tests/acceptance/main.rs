@@ -4,6 +4,7 @@
 //! Without them these tests say so and pass, unless `BRIGADE_REQUIRE_MODELS=1`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod bf16;
 mod cases;
 mod cuts;
 mod gemma;

@@ -1,7 +1,7 @@
 //! The cache-blocked loops around the register tile.
 
 use super::kernel::{Finish, Kernel, MAX_COLS, MAX_TILE, Tile};
-use super::pack::{self, PackedA, PackedB, RowTiles};
+use super::pack::{self, PackedA, RowTiles};
 use super::{Epilogue, MatRef};
 use crate::kernels::aligned::AlignedF32;
 use std::cell::Cell;
@@ -56,13 +56,11 @@ impl Panels for MatRef<'_> {
 /// The right operand as the loops see it.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) enum Right<'a> {
-    Packed(&'a PackedB),
+    /// Panel after panel, all depths of each.
+    Packed(&'a [f32]),
     /// Packed block by block; `rows` is the matrix itself where its rows are contiguous, so that
     /// a few rows of A may read it in place.
-    Virtual {
-        panels: &'a dyn Panels,
-        rows: Option<MatRef<'a>>,
-    },
+    Virtual { panels: &'a dyn Panels, rows: Option<MatRef<'a>> },
 }
 
 impl<'a> Right<'a> {
@@ -162,7 +160,7 @@ impl Block<'_> {
                         maker: None,
                     },
                     (Right::Packed(b), _) => PanelView {
-                        first: b.data().as_ptr().wrapping_add(j0 * self.k + k0 * nr),
+                        first: b.as_ptr().wrapping_add(j0 * self.k + k0 * nr),
                         panel_stride: self.k * nr,
                         b_k: nr,
                         maker: None,

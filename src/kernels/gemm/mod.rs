@@ -10,6 +10,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 pub(in crate::kernels) mod block;
 pub(in crate::kernels) mod kernel;
 mod matrix;
@@ -24,6 +25,7 @@ use super::error::{KernelError, check_len};
 use super::isa::Isa;
 use super::parallel::{Parallel, SharedOut, for_each_part};
 use super::{Bias, Epilogue, Residual};
+pub use bf16::PackedBf16;
 use block::{Block, Left, Right};
 use kernel::Kernel;
 pub use matrix::{MatMut, MatRef};
@@ -47,6 +49,8 @@ pub enum Rhs<'a> {
     Plain(MatRef<'a>),
     /// Packed once, because it is constant.
     Packed(&'a PackedB),
+    /// Packed once in bfloat16: the left operand, which is not packed, is rounded to it, too.
+    Bf16(&'a PackedBf16),
 }
 
 impl<'a> From<MatRef<'a>> for Lhs<'a> {
@@ -73,6 +77,12 @@ impl<'a> From<&'a PackedB> for Rhs<'a> {
     }
 }
 
+impl<'a> From<&'a PackedBf16> for Rhs<'a> {
+    fn from(m: &'a PackedBf16) -> Self {
+        Self::Bf16(m)
+    }
+}
+
 impl Lhs<'_> {
     fn shape(&self) -> (usize, usize) {
         match self {
@@ -87,6 +97,7 @@ impl Rhs<'_> {
         match self {
             Self::Plain(m) => (m.rows(), m.cols()),
             Self::Packed(p) => (p.depth(), p.cols()),
+            Self::Bf16(p) => (p.depth(), p.cols()),
         }
     }
 }
@@ -192,6 +203,21 @@ pub(in crate::kernels) fn gemm_on(
     mismatch("out", "rows", m, out.rows())?;
     mismatch("out", "cols", n, out.cols())?;
     check_epilogue(epilogue, m, n)?;
+    match (&lhs, &rhs) {
+        (Lhs::Packed(_), Rhs::Bf16(_)) => {
+            return Err(KernelError::Invalid {
+                operand: "lhs",
+                problem: "is packed in f32 beside a right operand in bfloat16: leave it as it lies",
+            });
+        }
+        (Lhs::Plain(a), Rhs::Bf16(b)) => {
+            if m > 0 && n > 0 {
+                bf16::multiply(*a, b, out, epilogue, par);
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
     let isa = match (&lhs, &rhs) {
         (Lhs::Packed(a), Rhs::Packed(b)) if a.isa() != b.isa() => {
             return Err(KernelError::Invalid {
@@ -201,6 +227,7 @@ pub(in crate::kernels) fn gemm_on(
         }
         (Lhs::Packed(a), _) => a.isa(),
         (_, Rhs::Packed(b)) => b.isa(),
+        (_, Rhs::Bf16(b)) => b.isa(),
         _ => isa,
     };
     if m == 0 || n == 0 {
@@ -222,7 +249,8 @@ pub(in crate::kernels) fn gemm_on(
     };
     let right = match &rhs {
         Rhs::Plain(b) => Right::plain(b),
-        Rhs::Packed(b) => Right::Packed(b),
+        Rhs::Packed(b) => Right::Packed(b.data()),
+        Rhs::Bf16(b) => Right::Virtual { panels: *b, rows: None },
     };
     let partition = Partition::with_kernel(m, n, par.threads(), kernel);
     for_each_part(par, partition.parts(), &|i| {

@@ -10,7 +10,7 @@ pub(super) static KERNEL: Kernel =
 
 /// A fused multiply-add only where the hardware has one; a library call would be far slower.
 #[inline(always)]
-fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
         a.mul_add(b, c)
     } else {

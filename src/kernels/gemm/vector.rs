@@ -1,5 +1,6 @@
 //! One row times a matrix, or a matrix times one column: bound by memory, so nothing is packed.
 
+use super::bf16::PackedBf16;
 use super::kernel::{Finish, Kernel, MAX_COLS, Tile};
 use super::pack::PackedB;
 use super::{Bias, Epilogue, Lhs, MatMut, MatRef, Rhs};
@@ -19,6 +20,7 @@ thread_local! {
 #[derive(Clone, Copy)]
 enum Matrix<'a> {
     Panels(&'a PackedB),
+    Bf16(&'a PackedBf16),
     /// Output i is the dot product of row i.
     Dot(MatRef<'a>),
     /// The outputs are the sum of scaled rows.
@@ -54,13 +56,14 @@ impl<'a> Job<'a> {
                 Rhs::Packed(b) => Matrix::Panels(b),
                 Rhs::Plain(b) if b.col_stride() == 1 => Matrix::Add(b),
                 Rhs::Plain(b) if b.row_stride() == 1 => Matrix::Dot(b.transposed()),
-                Rhs::Plain(_) => return None,
+                Rhs::Plain(_) | Rhs::Bf16(_) => return None,
             };
             (matrix, x, stride)
         } else {
             let (x, stride) = match rhs {
                 Rhs::Plain(b) => (b.data(), b.row_stride()),
                 Rhs::Packed(b) => (b.data(), Kernel::of(isa).cols),
+                Rhs::Bf16(_) => return None,
             };
             let matrix = match lhs {
                 Lhs::Plain(a) if a.col_stride() == 1 => Matrix::Dot(a),
@@ -71,6 +74,12 @@ impl<'a> Job<'a> {
         };
         let (len, column) = if m == 1 { (n, false) } else { (m, true) };
         Some(Self { matrix, x, x_stride, k, len, column })
+    }
+
+    /// The job for a row in the form that goes with this operand.
+    pub(super) fn bf16(b: &'a PackedBf16, x: &'a [f32]) -> Self {
+        let (matrix, k) = (Matrix::Bf16(b), x.len());
+        Self { matrix, x, x_stride: 1, k, len: b.cols(), column: false }
     }
 
     /// Computes the product into `out`, whose shape has been checked, as have the operands of
@@ -128,6 +137,7 @@ impl<'a> Job<'a> {
                         let n = n.next_multiple_of(kernel.cols);
                         (v.panels)(first, self.k * kernel.cols, x, &mut sums[..n]);
                     }
+                    Matrix::Bf16(b) => b.sums(at, x, &mut sums[..n.next_multiple_of(kernel.cols)]),
                     Matrix::Dot(m) => {
                         let first = m.data().as_ptr().wrapping_add(at * m.row_stride());
                         (v.dot_rows)(first, m.row_stride(), x, &mut sums[..n]);

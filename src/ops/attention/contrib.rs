@@ -3,10 +3,11 @@
 use super::core::{Bias, Rule, after, attend, count, join_heads, split_heads};
 use crate::error::{Result, bail};
 use crate::graph::{Dim, Node};
+use crate::kernels::{Epilogue, MatMut, MatRef, gemm};
 use crate::ops::case::{Case, filled};
 use crate::ops::def::types::FLOATS;
 use crate::ops::elementwise::Broadcast;
-use crate::ops::matmul::products;
+use crate::ops::matmul::{Packed, products};
 use crate::ops::{AttributeDef, AttributeKind, CpuKernel, Io, OpDef, Port, batch, cost};
 use crate::tensor::{DType, Tensor, cast};
 
@@ -104,7 +105,13 @@ pub(in crate::ops) static MS_ATTENTION: OpDef = OpDef {
             }
         }
         let sizes = p.node.ints("qkv_hidden_sizes")?.map(<[i64]>::to_vec);
-        Ok(Box::new(Projected { common: Common::of(p.node)?, sizes }))
+        let weights = p.constant(1).filter(|w| w.dtype() == DType::F32 && w.rank() == 2);
+        let weights = weights.map(|w| {
+            let matrix = MatRef::row_major(w.as_slice()?, w.shape()[0], w.shape()[1])?;
+            Packed::new(matrix, p.options.precision)
+        });
+        let weights = weights.transpose()?;
+        Ok(Box::new(Projected { common: Common::of(p.node)?, sizes, weights }))
     },
     cases: projected_cases,
 };
@@ -276,25 +283,47 @@ impl CpuKernel for MultiHead {
 struct Projected {
     common: Common,
     sizes: Option<Vec<i64>>,
+    /// Where they are constant.
+    weights: Option<Packed>,
+}
+
+impl Projected {
+    /// The input's rows times the weights.
+    fn projected(&self, io: &Io<'_>, x: &Tensor, rows: usize, depth: usize) -> Result<Tensor> {
+        let Some(weights) = &self.weights else {
+            let w = io.tensor(1)?;
+            let &[own, width] = &w.shape()[..] else {
+                bail!(Shape, "the input is {}, the weights {}", x.describe(), w.describe());
+            };
+            let flat = x.reshape([1, rows, depth])?;
+            return products(io, &flat, &w.reshape([1, own, width])?)?.reshape([rows, width]);
+        };
+        let width = weights.cols();
+        let mut out = io.allocate(DType::F32, [rows, width])?;
+        let threads = io.threads().for_work(rows.saturating_mul(depth).saturating_mul(width));
+        let left = MatRef::row_major(x.as_slice()?, rows, depth)?;
+        let y = MatMut::row_major(out.as_mut_slice()?, rows, width)?;
+        gemm(left, weights, y, &Epilogue::default(), threads)?;
+        Ok(out)
+    }
 }
 
 impl CpuKernel for Projected {
     fn run(&self, io: &mut Io<'_>) -> Result<()> {
-        let (x, w) = (io.tensor(0)?, io.tensor(1)?);
-        let (&[b, s, depth], &[rows, width]) = (&x.shape()[..], &w.shape()[..]) else {
-            bail!(Shape, "the input is {}, the weights {}", x.describe(), w.describe());
+        let x = io.tensor(0)?;
+        let &[b, s, depth] = &x.shape()[..] else {
+            bail!(Shape, "the input is {}, expected [batch,rows,depth]", x.describe());
         };
+        let mut all = self.projected(io, x, b * s, depth)?;
+        let width = all.shape()[1];
         let third = width / 3;
         let sizes: Vec<usize> = match &self.sizes {
             None => vec![third; 3],
             Some(sizes) => sizes.iter().filter_map(|n| usize::try_from(*n).ok()).collect(),
         };
-        if rows != depth || sizes.len() != 3 || sizes.iter().sum::<usize>() != width {
-            bail!(Shape, "the input is {}, the weights {}", x.describe(), w.describe());
+        if sizes.len() != 3 || sizes.iter().sum::<usize>() != width {
+            bail!(Shape, "the weights have {width} columns, for {sizes:?} of the three parts");
         }
-        let flat = x.reshape([1, b * s, depth])?;
-        let mut all =
-            products(io, &flat, &w.reshape([1, rows, width])?)?.reshape([b * s, width])?;
         if let Some(bias) = io.optional(2)? {
             all = added(io, &all, bias)?;
         }
@@ -327,6 +356,10 @@ impl CpuKernel for Projected {
             io.emit(present);
         }
         Ok(())
+    }
+
+    fn reads_constant(&self, input: usize) -> bool {
+        input != 1 || self.weights.is_none()
     }
 }
 

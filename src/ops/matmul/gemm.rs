@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 
 use super::TYPES;
+use super::packed::Packed;
 use super::plain::{self, Ring, View};
 use crate::error::{Result, bail};
 use crate::graph::Node;
-use crate::kernels::{Activation, Bias, Epilogue, MatMut, MatRef, PackedB, Residual, Rhs, gemm};
+use crate::kernels::{Activation, Bias, Epilogue, MatMut, MatRef, Residual, Rhs, gemm};
 use crate::ops::batch::{BatchFlow, BatchQuery};
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::cost::{Cost, CostQuery};
@@ -130,7 +131,7 @@ struct Gemm {
     trans_b: bool,
     activation: Activation,
     /// B, where it is constant and f32, f16 or bf16.
-    packed: Option<PackedB>,
+    packed: Option<Packed>,
     /// beta · C, where C is constant and B packed.
     addend: Option<Tensor>,
 }
@@ -144,7 +145,8 @@ impl Gemm {
             Some(b) => {
                 let b = cast(b, DType::F32)?;
                 let view = MatRef::row_major(b.as_slice()?, b.shape()[0], b.shape()[1])?;
-                Some(PackedB::new(if trans_b { view.transposed() } else { view })?)
+                let view = if trans_b { view.transposed() } else { view };
+                Some(Packed::new(view, p.options.precision)?)
             }
             None => None,
         };
@@ -200,7 +202,7 @@ impl Gemm {
         let lhs = View::new(a.as_slice()?, m, k, self.trans_a);
         let lhs = MatRef::new(lhs.data, m, k, lhs.row, lhs.col)?;
         let rhs = match (&self.packed, b) {
-            (Some(p), _) => Rhs::Packed(p),
+            (Some(p), _) => Rhs::from(p),
             (None, Some(b)) => {
                 let v = View::new(b.as_slice()?, k, n, self.trans_b);
                 Rhs::Plain(MatRef::new(v.data, k, n, v.row, v.col)?)

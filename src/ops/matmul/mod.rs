@@ -3,6 +3,7 @@
 mod gemm;
 mod integer;
 mod nbits;
+mod packed;
 pub(super) mod plain;
 mod product;
 mod quantized;
@@ -10,6 +11,7 @@ mod quantized;
 pub(super) use gemm::{FUSED_GEMM, GEMM};
 pub(super) use integer::MATMUL_INTEGER;
 pub(super) use nbits::MATMUL_N_BITS;
+pub(super) use packed::Packed;
 pub(super) use product::{FUSED_MATMUL, MATMUL, products};
 pub(super) use quantized::QMATMUL;
 

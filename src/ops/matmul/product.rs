@@ -1,16 +1,17 @@
 //! `MatMul` and `brigade.FusedMatMul`.
 
+use super::packed::Packed;
 use super::plain::{self, View};
 use super::{Layout, TYPES, product_batch, product_cost, product_dims};
 use crate::error::{Result, bail};
 use crate::kernels::{
-    Activation, Bias, Epilogue, MatMut, MatRef, PackedB, Parallel, Residual, Rhs, Serial, gemm,
+    Activation, Bias, Epilogue, MatMut, MatRef, Parallel, Residual, Rhs, Serial, gemm,
 };
 use crate::ops::case::{Case, as_dtype, counted, filled};
 use crate::ops::def::types::F32S;
 use crate::ops::epilogue::{self, ACTIVATION, ACTIVATION_PARAMS, RESIDUAL_AFTER};
 use crate::ops::{
-    AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Prepare, Threads,
+    AttributeDef, AttributeKind, CpuKernel, Infer, Io, OpDef, Port, Precision, Prepare, Threads,
 };
 use crate::tensor::{DType, Tensor, cast, for_dtypes};
 
@@ -76,12 +77,12 @@ fn infer(i: &mut Infer<'_>) -> Result<()> {
 #[derive(Debug)]
 struct PackedRight {
     shape: Vec<usize>,
-    matrices: Vec<PackedB>,
+    matrices: Vec<Packed>,
 }
 
 impl PackedRight {
     /// Packs a float tensor; `None` for other dtypes, which are read as they are.
-    fn new(b: &Tensor) -> Result<Option<Self>> {
+    fn new(b: &Tensor, precision: Precision) -> Result<Option<Self>> {
         if !matches!(b.dtype(), DType::F32 | DType::F16 | DType::BF16) || b.rank() == 0 {
             return Ok(None);
         }
@@ -94,7 +95,9 @@ impl PackedRight {
         let count: usize = b.shape()[..b.rank().saturating_sub(2)].iter().product();
         let data = b.as_slice::<f32>()?;
         let matrices = (0..count)
-            .map(|i| Ok(PackedB::new(MatRef::row_major(&data[i * k * n..(i + 1) * k * n], k, n)?)?))
+            .map(|i| {
+                Packed::new(MatRef::row_major(&data[i * k * n..(i + 1) * k * n], k, n)?, precision)
+            })
             .collect::<Result<_>>()?;
         Ok(Some(Self { shape: b.shape().to_vec(), matrices }))
     }
@@ -111,7 +114,7 @@ struct MatMul {
 impl MatMul {
     fn new(p: &Prepare<'_>) -> Result<Self> {
         let right = match p.constant(1) {
-            Some(b) => PackedRight::new(b)?,
+            Some(b) => PackedRight::new(b, p.options.precision)?,
             None => None,
         };
         Ok(Self { right, alpha: 1.0, activation: Activation::None, residual_after: false })
@@ -160,7 +163,7 @@ impl MatMul {
         let b = b.map(|b| b.as_slice::<f32>()).transpose()?.unwrap_or(&[]);
         let right = |i: usize| -> Result<Rhs<'_>> {
             Ok(match &self.right {
-                Some(packed) => Rhs::Packed(&packed.matrices[i]),
+                Some(packed) => Rhs::from(&packed.matrices[i]),
                 None => Rhs::Plain(MatRef::row_major(&b[i * k * n..(i + 1) * k * n], k, n)?),
             })
         };
