@@ -324,6 +324,41 @@ fn a_plan_file_places_as_it_was_planned() {
 }
 
 #[test]
+fn a_precision_is_planned_recorded_and_computed_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, out) = (folder.path().join("plan.json"), folder.path().join("out"));
+    let (model, item) = (digits("digits.onnx"), folder.path().join("x.npy"));
+    write_npy(&item, &images(0, 4)).unwrap();
+    let paths: [(&str, &Path); 4] = [("m", &model), ("p", &plan), ("x", &item), ("o", &out)];
+    let run = |line: &str| {
+        let output = brigade(&words(line, &paths));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        output
+    };
+    let output = run("plan {m} --stages 2 --precision cpu:1=bf16 --output {p}");
+    assert!(text(&output.stdout).contains("precision"), "{}", text(&output.stdout));
+    let planned = json(&run("plan {m} --plan {p} --json"));
+    let precision = serde_json::json!({"cpu:0": "f32", "cpu:1": "bf16"});
+    assert_eq!(planned["plan"]["precision"], precision);
+    assert_eq!(planned["report"]["segments"][1]["precision"], "bf16");
+    // What is said of all goes before what the plan says of each.
+    let all = json(&run("plan {m} --plan {p} --precision f32 --json"));
+    assert_eq!(all["report"]["segments"][1]["precision"], "f32");
+    let file = || read_npy(out.join("x.probabilities.npy")).unwrap();
+    run("run {m} --input {x} --output {o}");
+    let whole = file();
+    run("run {m} --input {x} --plan {p} --output {o}");
+    let half = file();
+    assert_ne!(half, whole);
+    let pairs = half.as_slice::<f32>().unwrap().iter().zip(whole.as_slice::<f32>().unwrap());
+    for (a, b) in pairs {
+        assert!((a - b).abs() <= 0.02, "{a} {b}");
+    }
+    let measured = run("bench {m} --input {x} --precision bf16 --items 4 --rounds 1 --json");
+    assert_eq!(json(&measured)["placement"]["segments"][0]["precision"], "bf16");
+}
+
+#[test]
 fn failures_name_the_users_thing_and_have_their_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     let model = digits("digits.onnx");

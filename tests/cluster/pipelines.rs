@@ -2,7 +2,7 @@
 
 use brigade::cluster::ClusterOptions;
 use brigade::graph::{Dim, Fact};
-use brigade::{DType, ErrorKind, Pipeline, Tensor};
+use brigade::{DType, ErrorKind, Pipeline, Precision, Tensor};
 
 use super::*;
 
@@ -49,6 +49,49 @@ fn stages_on_workers_equal_local_ones_to_the_bit_and_tensors_pass_from_worker_to
             });
         }
         assert_eq!(cluster.stats().held, 0);
+    }
+}
+
+/// The precision of one device goes with its stage, and streaming changes no bit of what it gives.
+#[test]
+fn the_precision_of_a_device_is_shipped_with_its_stage() {
+    let graph = mlp(6, 32);
+    let items: Vec<Tensor> = (0..20).map(|i| item(i, 32)).collect();
+    let site = Site::new("local", &["w1", "w2"]);
+    let cluster = site.connect(ClusterOptions::new());
+    let results = |devices: [&str; 2], narrow: Option<&str>| {
+        let mut builder = Pipeline::builder(graph.clone())
+            .registry(cluster.registry().clone())
+            .stages(2, &devices)
+            .unwrap();
+        if let Some(device) = narrow {
+            builder = builder.precision(device.parse().unwrap(), Precision::Bf16);
+        }
+        let pipeline = builder.spawn().unwrap();
+        let outputs: Vec<_> =
+            pipeline.stream(items.iter().map(|x| [("x", x.clone())])).map(|r| r.unwrap()).collect();
+        let sequential = pipeline.sequential();
+        for (x, streamed) in items.iter().zip(&outputs) {
+            let alone = sequential.run_typed(&[("x", x.clone())]).unwrap();
+            assert!(alone.iter().map(|(_, v)| v).eq(streamed), "{devices:?}");
+        }
+        outputs
+    };
+    let whole = results(["cpu:0", "cpu:1"], None);
+    let narrow = results(["cpu:0", "cpu:1"], Some("cpu:1"));
+    assert_ne!(narrow, whole);
+    assert_eq!(results(["w1/cpu", "w2/cpu"], Some("w2/cpu")), narrow);
+    assert_ne!(results(["cpu:0", "cpu:1"], Some("cpu:0")), narrow);
+    let refused = Pipeline::builder(graph)
+        .registry(cluster.registry().clone())
+        .stages(2, &["w1/cpu", "cpu:0"])
+        .unwrap()
+        .precision("w1/cpu".parse().unwrap(), Precision::F16)
+        .spawn()
+        .unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    for part in ["w1", "`cpu:0` does not compute in f16", "it offers f32 or bf16"] {
+        assert!(refused.to_string().contains(part), "{refused}");
     }
 }
 
