@@ -112,14 +112,88 @@ pub(super) fn softplus(b: &mut Builder, x: Var) -> Expr {
     select(x.gt(0.0), x + low, low)
 }
 
-/// `x - n π/2` with `n` the nearest whole number, and `n`, for |x| up to some ten thousand.
+/// The bits of 2/π behind its point, after a word of zeros.
+const TWO_OVER_PI: [u32; 8] = [
+    0,
+    0xa2f9_836e,
+    0x4e44_1529,
+    0xfc27_57d1,
+    0xf534_ddc0,
+    0xdb62_9599,
+    0x3c43_9041,
+    0xfe51_63ab,
+];
+
+/// From here on, `n π/2` is no longer taken away in floats.
+const FAR: f32 = 128.0;
+
+/// `x - n π/2` with `n` the nearest whole number, and `n` modulo 4.
 fn quadrant(b: &mut Builder, x: Var) -> (Var, Var) {
-    let n = b.bind((x * std::f32::consts::FRAC_2_PI).call(Function::Round));
+    let near = b.bind(select(x.abs().lt(FAR), x, 0.0));
+    let whole = b.bind((near * std::f32::consts::FRAC_2_PI).call(Function::Round));
     // π/2 in three parts, the first two of which have few bits.
-    let r = b.bind(fma(n, -1.570_312_5, x));
-    let r = b.bind(fma(n, -4.838_268e-4, r));
-    let r = b.bind(fma(n, -2.563_344e-12, r));
-    (r, b.bind(n.to(Scalar::I32) & 3_i32))
+    let r = b.bind(fma(whole, -1.570_312_5, near));
+    let r = b.bind(fma(whole, -4.838_268e-4, r));
+    let r = b.variable(fma(whole, -2.563_344e-12, r));
+    let n = b.variable(whole.to(Scalar::I32) & 3_i32);
+    let bits = b.bind(x.bits(Scalar::U32));
+    let size = b.bind(bits & 0x7fff_ffff_u32);
+    b.when(size.ge(FAR.to_bits()), |b| {
+        let (far, turns) = far_quadrant(b, size);
+        let negative = b.bind((bits >> 31_u32).differs(0_u32));
+        let endless = size.ge(0x7f80_0000_u32);
+        b.set(r, select(endless, f32::NAN, select(negative, -far, far)));
+        b.set(n, select(negative, -turns, turns) & 3_i32);
+    });
+    (b.bind(r), b.bind(n))
+}
+
+/// The same for a float of [`FAR`] or more, by its bits (Payne and Hanek): the product of its whole
+/// number of 24 bits and those bits of 2/π that give the quadrant and the fraction of it. Bits before
+/// them give whole turns, those behind do not matter.
+fn far_quadrant(b: &mut Builder, bits: Var) -> (Var, Var) {
+    let m = b.bind((bits & 0x007f_ffff_u32) | 0x0080_0000_u32);
+    // Where those bits begin in the table.
+    let first = b.bind((bits >> 23_u32) - 120_u32);
+    let (at, shift) = (b.bind(first >> 5_u32), b.bind(first & 31_u32));
+    let words: Vec<Var> = (0..4)
+        .map(|j| {
+            let places = (1..5_u32).zip(&TWO_OVER_PI[j + 1..]);
+            let word = places.fold(Expr::from(TWO_OVER_PI[j]), |e, (place, word)| {
+                select(at.equals(place), *word, e)
+            });
+            b.bind(word)
+        })
+        .collect();
+    let w: Vec<Var> = words
+        .windows(2)
+        .map(|w| b.bind((w[0] << shift) | ((w[1] >> 1_u32) >> (Expr::from(31_u32) - shift))))
+        .collect();
+    let carried = high(b, m, w[2]);
+    let low = b.bind(m * w[1] + carried);
+    let carry = low.lt(carried).to(Scalar::U32);
+    let top = m * w[0] + high(b, m, w[1]) + carry;
+    let top = b.bind(top);
+    // Two bits of the quadrant, and a fraction that is negative if its first bit is set.
+    let fraction = b.bind((top << 2_u32) | (low >> 30_u32));
+    let rest = b.bind(low << 2_u32);
+    let above = b.bind(fraction >> 31_u32);
+    let n = b.bind(((top >> 30_u32) + above).to(Scalar::I32));
+    let negative = b.bind(above.differs(0_u32));
+    let size = |v: Var| select(negative, !Expr::from(v), v).to(Scalar::F32);
+    const WORD: f32 = 1.0 / 4_294_967_296.0;
+    let r = b.bind((size(fraction) + size(rest) * WORD) * WORD * FRAC_PI_2);
+    (b.bind(select(negative, -r, r)), n)
+}
+
+/// The upper word of the product of a number of 24 bits and one of 32.
+fn high(b: &mut Builder, m: Var, w: Var) -> Var {
+    const LOWER: u32 = 0xffff;
+    let (m1, m0) = (b.bind(m >> 16_u32), b.bind(m & LOWER));
+    let (w1, w0) = (b.bind(w >> 16_u32), b.bind(w & LOWER));
+    let cross = b.bind(m0 * w1);
+    let middle = ((m0 * w0) >> 16_u32) + (cross & LOWER) + m1 * w0;
+    b.bind(m1 * w1 + (cross >> 16_u32) + (middle >> 16_u32))
 }
 
 fn sine_and_cosine(b: &mut Builder, r: Var) -> (Var, Var) {
