@@ -71,8 +71,8 @@ fn markdown(rows: &[Row]) -> String {
         "# Operators\n\nWritten by `brigade ops --markdown`; a test compares it. *since* is the \
          first operator-set\nversion that is implemented; the CPU runs all of these dtypes. \
          *on GPUs*: the dtypes of kernels for\n`wgpu` and `cuda` devices; where there are none, \
-         nodes fall back. i64 is kept in 32 bits, which is\nchecked or proven. *cases*: the number of \
-         test cases that every device runs.\n\n",
+         nodes fall back. i64 is kept in 32 bits, which is\nchecked or proven; whole numbers of 8 and \
+         16 bits take 32. *cases*: the number of\ntest cases that every device runs.\n\n",
     );
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     out += &line(&HEAD.map(str::to_owned));

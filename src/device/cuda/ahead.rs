@@ -13,7 +13,6 @@ use crate::error::{Result, bail, err};
 use crate::gpu::{Lowered, LoweringOptions, Tiling};
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry, Precision};
-use crate::passes;
 use crate::tensor::QueueId;
 
 /// Stands in for `cuda:N` where there is no GPU: compiles the kernels of what it is given, by NVRTC, and
@@ -235,7 +234,7 @@ impl Device for CudaKernels {
         mut graph: Graph,
         options: &CompileOptions,
     ) -> Result<Arc<dyn CompiledSegment>> {
-        passes::optimise_segment(&mut graph, &self.ops, options)?;
+        gpu::optimise(&mut graph, &self.ops, options)?;
         gpu::compile(Arc::clone(&self.target), graph, self.ops.clone(), options.precision)
             .map_err(|e| e.with_device(self.id.to_string()))
     }

@@ -23,7 +23,6 @@ use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Support, Unavailable}
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry, Precision};
-use crate::passes;
 
 #[cfg(all(feature = "cuda-12", feature = "cuda-13"))]
 compile_error!(
@@ -134,7 +133,7 @@ impl Device for CudaDevice {
     ) -> Result<Arc<dyn CompiledSegment>> {
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
         let named = |e: crate::Error| e.with_device(self.id.to_string());
-        passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;
+        gpu::optimise(&mut graph, &self.ops, options).map_err(named)?;
         gpu::compile(Arc::clone(context), graph, self.ops.clone(), options.precision).map_err(named)
     }
 }

@@ -18,7 +18,7 @@ use super::{CompiledSegment, Support};
 use crate::error::Result;
 use crate::gpu::{Lowered, LoweringOptions};
 use crate::graph::{Fact, Graph, Node};
-use crate::ops::{OpRegistry, Precision};
+use crate::ops::{CompileOptions, OpRegistry, Precision};
 use crate::tensor::QueueId;
 
 pub(super) use instance::{Completion, Fed, Feed, Layout};
@@ -145,6 +145,22 @@ pub(super) fn supports_graph(graph: &Graph, answers: &mut [Support], ops: &OpReg
             *answer = Support::No(why);
         }
     }
+}
+
+/// Runs the passes on a segment, but for that whose integer products there are no kernels of: what stands
+/// for floats is multiplied as floats.
+///
+/// # Errors
+/// Those of the passes.
+pub(super) fn optimise(
+    graph: &mut Graph,
+    ops: &OpRegistry,
+    options: &CompileOptions,
+) -> Result<()> {
+    let mut options = options.clone();
+    options.disabled_passes.push("qdq".to_owned());
+    crate::passes::optimise_segment(graph, ops, &options)?;
+    Ok(())
 }
 
 /// A segment of a graph whose parameters are bound and whose passes have run.

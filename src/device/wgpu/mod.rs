@@ -17,7 +17,6 @@ use super::{CompiledSegment, Device, DeviceId, DeviceInfo, Support, Unavailable}
 use crate::error::Result;
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry};
-use crate::passes;
 
 /// An adapter that wgpu knows: `wgpu:0` is the first, hardware before software.
 #[derive(Debug)]
@@ -106,7 +105,7 @@ impl Device for WgpuDevice {
         super::check_precision(self, options.precision)?;
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
         let named = |e: crate::Error| e.with_device(self.id.to_string());
-        passes::optimise_segment(&mut graph, &self.ops, options).map_err(named)?;
+        gpu::optimise(&mut graph, &self.ops, options).map_err(named)?;
         gpu::compile(Arc::clone(context), graph, self.ops.clone(), options.precision).map_err(named)
     }
 }

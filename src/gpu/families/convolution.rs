@@ -132,7 +132,7 @@ pub(in crate::gpu) fn implicit(epilogue: Epilogue) -> Kernel {
         let extra = bias.map(|bias| b.load(bias, group * outer + row));
         epilogue.store(b, residual, sum, extra, at);
     };
-    tiles(&mut b, [outer, pixels, depth], load_w, load_x, store);
+    tiles(&mut b, F, [outer, pixels, depth], load_w, load_x, store);
     b.finish()
 }
 

@@ -59,6 +59,8 @@ pub(in crate::gpu) enum Unary {
     /// Whether it is an infinity: the negative one, the positive one.
     IsInf(bool, bool),
     Cast(Scalar),
+    /// The lowest so many bits of a whole number, signed or not.
+    Low(u32, bool),
     /// Times a number.
     Scale(f32),
 }
@@ -212,6 +214,11 @@ impl Unary {
                 }
             }
             Self::Cast(ty) => math::cast(b, x, ty),
+            Self::Low(bits, true) => {
+                let above = 32 - bits;
+                (x.bits(Scalar::I32) << above) >> above
+            }
+            Self::Low(bits, false) => x.bits(Scalar::U32) & ((1_u32 << bits) - 1),
             Self::Scale(by) => x * by,
         }
     }
@@ -259,6 +266,19 @@ impl Chain {
     /// The chain of one link over as many leaves.
     pub(in crate::gpu) fn of(link: Link, leaves: usize) -> Self {
         Self { links: vec![(link, (0..leaves).map(Argument::Leaf).collect())] }
+    }
+
+    /// One function after the other, of one leaf.
+    pub(in crate::gpu) fn line(functions: impl IntoIterator<Item = Unary>) -> Self {
+        let mut chain = Self::default();
+        for f in functions {
+            let from = match chain.links.len() {
+                0 => Argument::Leaf(0),
+                n => Argument::Link(n - 1),
+            };
+            chain.links.push((Link::Unary(f), vec![from]));
+        }
+        chain
     }
 
     /// What the chain gives of its leaves.

@@ -5,6 +5,7 @@ pub(super) mod elementwise;
 pub(super) mod movement;
 pub(super) mod pool;
 pub(super) mod product;
+pub(super) mod quantized;
 pub(super) mod rows;
 
 /// Threads of a group of the kernels over a flat range.

@@ -20,8 +20,8 @@ pub(super) const MOST_LINKS: usize = 16;
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
     pub(super) value: ValueId,
-    scalar: Scalar,
-    strides: Vec<usize>,
+    pub(super) scalar: Scalar,
+    pub(super) strides: Vec<usize>,
 }
 
 /// A chain on its way.
@@ -85,7 +85,7 @@ impl Fused {
 }
 
 impl Site<'_> {
-    fn chain(&self, chain: Chain, leaves: Vec<Leaf>) -> Result<Made> {
+    pub(super) fn chain(&self, chain: Chain, leaves: Vec<Leaf>) -> Result<Made> {
         let output = self.output()?;
         let (scalar, shape) = (self.scalar_of(output)?, self.out_shape()?);
         Ok(Made::Chain(Fused { chain, leaves, output, scalar, shape }))
@@ -338,9 +338,29 @@ pub(super) fn batch_norm(site: &Site<'_>) -> Result<Made> {
 
 /// `Cast` and `CastLike`.
 pub(super) fn cast(site: &Site<'_>) -> Result<Made> {
-    let to = site.scalar_of(site.output()?)?;
-    let f = if to == site.scalar(0)? { Unary::Identity } else { Unary::Cast(to) };
-    site.link(Link::Unary(f), &[0])
+    let dtype = site.graph.value(site.output()?).fact.dtype;
+    let (from, to) = (site.scalar(0)?, site.scalar_of(site.output()?)?);
+    let narrow = dtype.and_then(narrow_range);
+    let links = match narrow {
+        // As between all numbers: floats to the nearest that there is, whole numbers by their lowest bits.
+        Some((_, lo, hi)) if from == Scalar::F32 => vec![Unary::Clip(lo, hi), Unary::Cast(to)],
+        Some((bits, lo, _)) if from != Scalar::Bool => vec![Unary::Low(bits, lo < 0.0)],
+        _ if to == from => vec![Unary::Identity],
+        _ => vec![Unary::Cast(to)],
+    };
+    let leaves = site.broadcast_leaves(&[0])?;
+    site.chain(Chain::line(links), leaves)
+}
+
+/// Bits of a whole number that is narrower than the device's, its least and its largest.
+pub(super) fn narrow_range(dtype: DType) -> Option<(u32, f32, f32)> {
+    Some(match dtype {
+        DType::I8 => (8, -128.0, 127.0),
+        DType::U8 => (8, 0.0, 255.0),
+        DType::I16 => (16, -32_768.0, 32_767.0),
+        DType::U16 => (16, 0.0, 65_535.0),
+        _ => return None,
+    })
 }
 
 /// `BiasGelu` and `FastGelu` of ONNX Runtime: a bias that is broadcast, then the function.

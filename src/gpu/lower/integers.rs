@@ -1,6 +1,7 @@
 //! Whole numbers on a device of 32 bits: what is narrowed, and what is proven to fit.
 //!
-//! Numbers of 64 bits come to a device as constants and as inputs, which are checked when they are
+//! Numbers of 8 and 16 bits take 32 there, and only operators that cannot leave their range are computed in
+//! them. Numbers of 64 bits come to a device as constants and as inputs, which are checked when they are
 //! uploaded, and pass through operators that give none that they did not get. Indices must lie
 //! within the axis that they are for: their way is followed back to where they came from.
 
@@ -199,12 +200,20 @@ pub fn narrowed<'a>(
                 tensor.as_slice::<i64>()?.iter().map(|n| check(*n)).collect();
             Cow::Owned(bytemuck::cast_slice(&narrow?).to_vec())
         }
+        DType::I8 => widen(tensor.as_slice::<i8>()?, |n| i32::from(n).to_ne_bytes()),
+        DType::I16 => widen(tensor.as_slice::<i16>()?, |n| i32::from(n).to_ne_bytes()),
+        DType::U8 => widen(tensor.as_slice::<u8>()?, |n| u32::from(n).to_ne_bytes()),
+        DType::U16 => widen(tensor.as_slice::<u16>()?, |n| u32::from(n).to_ne_bytes()),
         DType::Bool => {
             let wide: Vec<u32> = tensor.as_bytes().iter().map(|b| u32::from(*b != 0)).collect();
             Cow::Owned(bytemuck::cast_slice(&wide).to_vec())
         }
         other => bail!(Unsupported, "`{what}` is {other}, which the device does not have"),
     })
+}
+
+fn widen<T: Copy>(numbers: &[T], wide: impl Fn(T) -> [u8; 4]) -> Cow<'static, [u8]> {
+    Cow::Owned(numbers.iter().flat_map(|n| wide(*n)).collect())
 }
 
 /// Writes what a device made into the bytes of a tensor of a dtype.
@@ -231,6 +240,19 @@ pub fn widened(made: &[u8], dtype: DType, out: &mut [u8]) -> Result<()> {
                 o.copy_from_slice(&i64::from(n).to_ne_bytes());
             }
         }
+        DType::I8 | DType::U8 | DType::I16 | DType::U16 => {
+            let size = dtype.size();
+            lengths(size)?;
+            for (o, m) in out.chunks_exact_mut(size).zip(made.chunks_exact(4)) {
+                // The lowest bits of a number that fits.
+                let n = u32::from_ne_bytes([m[0], m[1], m[2], m[3]]);
+                let [low, high, ..] = n.to_le_bytes();
+                match o {
+                    [o] => *o = low,
+                    o => o.copy_from_slice(&u16::from_le_bytes([low, high]).to_ne_bytes()),
+                }
+            }
+        }
         DType::Bool => {
             lengths(1)?;
             for (o, m) in out.iter_mut().zip(made.chunks_exact(4)) {
@@ -254,6 +276,15 @@ mod tests {
         let mut back = vec![0; 24];
         widened(&bytes, DType::I64, &mut back).unwrap();
         assert_eq!(back, t.as_bytes());
+        let bytes8 = Tensor::new([3], vec![-128_i8, 0, 127]).unwrap();
+        let wide16 = Tensor::new([3], vec![0_u16, 255, 65_535]).unwrap();
+        for t in [bytes8, wide16, Tensor::new([2], vec![-32_768_i16, 256]).unwrap()] {
+            let wide = narrowed(&t, None, "x").unwrap().into_owned();
+            assert_eq!(wide.len(), t.len() * 4);
+            let mut back = vec![0; t.bytes()];
+            widened(&wide, t.dtype(), &mut back).unwrap();
+            assert_eq!(back, t.as_bytes());
+        }
         assert!(narrowed(&t, Some((0, 9)), "x").unwrap_err().to_string().contains("-5 in `x`"));
         let large = Tensor::new([1], vec![1_i64 << 40]).unwrap();
         assert!(narrowed(&large, None, "x").is_err());

@@ -4,6 +4,7 @@ mod elementwise;
 mod integers;
 mod movement;
 mod product;
+mod quantized;
 mod refusal;
 mod rows;
 mod site;

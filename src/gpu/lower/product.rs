@@ -6,7 +6,7 @@ use super::site::{
 };
 use crate::error::{Result, bail};
 use crate::gpu::families::elementwise::Unary;
-use crate::gpu::families::product::{self, Epilogue, SHARED_SIDE, SIDE, TILE, Tiling};
+use crate::gpu::families::product::{self, Epilogue, Layout};
 use crate::graph::ValueId;
 use crate::tensor::{Shape, broadcast_shapes};
 
@@ -130,41 +130,94 @@ impl Site<'_> {
         all.extend(words::<4>(&batch)?);
         all.extend(wrapped::<4>(&steps[0])?);
         all.extend(wrapped::<4>(&steps[1])?);
-        let tiling = self.options.tiling;
-        let side = match tiling {
-            Tiling::Registers => SIDE,
-            Tiling::Groups => SHARED_SIDE,
-        };
-        let side = (side * TILE) as usize;
-        let groups = [word(n.div_ceil(side)), word(m.div_ceil(side)), word(count)];
-        let kernel = product::product(p.epilogue, tiling);
+        let layout = Layout::of(self.options.tiling, [m, n]);
+        let groups = groups(layout, [m, n], count);
+        let kernel = product::product(p.epilogue, layout);
         let call = p.call(&batch, &steps);
         let step = self.step(kernel, p.reads, all, groups)?;
         Ok(Made::Steps(vec![Step { product: call, ..step }]))
     }
 }
 
-pub(super) fn matmul(site: &Site<'_>) -> Result<Made> {
-    let (a, b) = (site.shape(0)?, site.shape(1)?);
-    let (m, k) = match &a[..] {
-        [k] => (1, *k),
-        [.., m, k] => (*m, *k),
-        [] => bail!(Shape, "a scalar has no product"),
-    };
-    let (kb, n) = match &b[..] {
-        [k] => (*k, 1),
-        [.., k, n] => (*k, *n),
-        [] => bail!(Shape, "a scalar has no product"),
-    };
-    if k != kb {
-        bail!(Shape, "the left operand is {a}, the right one {b}");
+/// Groups of threads for so many products of so many rows and columns.
+fn groups(layout: Layout, [m, n]: [usize; 2], count: usize) -> [u32; 3] {
+    let [rows, columns] = layout.span();
+    [word(n.div_ceil(columns)), word(m.div_ceil(rows)), word(count)]
+}
+
+/// Two stacks of matrices that are broadcast.
+struct Stacks {
+    /// Rows on the left, columns on the right, and what is summed over.
+    extents: [usize; 3],
+    batch: Vec<usize>,
+    /// Strides of both along the batch.
+    steps: [Vec<usize>; 2],
+}
+
+impl Stacks {
+    /// The first two inputs.
+    fn of(site: &Site<'_>) -> Result<Self> {
+        let (a, b) = (site.shape(0)?, site.shape(1)?);
+        let (m, k) = match &a[..] {
+            [k] => (1, *k),
+            [.., m, k] => (*m, *k),
+            [] => bail!(Shape, "a scalar has no product"),
+        };
+        let (kb, n) = match &b[..] {
+            [k] => (*k, 1),
+            [.., k, n] => (*k, *n),
+            [] => bail!(Shape, "a scalar has no product"),
+        };
+        if k != kb {
+            bail!(Shape, "the left operand is {a}, the right one {b}");
+        }
+        let lead = |s: &Shape| s[..s.rank().saturating_sub(2)].to_vec();
+        let (a_lead, b_lead) = (lead(&a), lead(&b));
+        let batch = broadcast_shapes(&[&a_lead, &b_lead])?;
+        let scaled = |lead: &[usize], size: usize| -> Vec<usize> {
+            broadcast_strides(lead, &batch).iter().map(|s| s * size).collect()
+        };
+        let steps = [scaled(&a_lead, m * k), scaled(&b_lead, k * n)];
+        Ok(Self { extents: [m, n, k], batch: batch.to_vec(), steps })
     }
-    let lead = |s: &Shape| s[..s.rank().saturating_sub(2)].to_vec();
-    let (a_lead, b_lead) = (lead(&a), lead(&b));
-    let batch = broadcast_shapes(&[&a_lead, &b_lead])?;
-    let scaled = |lead: &[usize], size: usize| -> Vec<usize> {
-        broadcast_strides(lead, &batch).iter().map(|s| s * size).collect()
+}
+
+/// `MatMulInteger`.
+pub(super) fn matmul_integer(site: &Site<'_>) -> Result<Made> {
+    let Stacks { extents: [m, n, k], batch, steps } = Stacks::of(site)?;
+    let count: usize = batch.iter().product();
+    if count > MOST_GROUPS as usize {
+        bail!(Unsupported, "{count} products at once, at most {MOST_GROUPS}");
+    }
+    // The stride of zero points: one for all, or one for each line of the only matrix.
+    let stride = |input: usize, lines: usize, shared: bool| -> Result<u32> {
+        let Some(v) = site.optional(input) else { return Ok(0) };
+        match shape_of(site.graph, v)?.elements() {
+            1 => Ok(0),
+            points if points == lines && shared => Ok(1),
+            points => {
+                let name = &site.graph.value(v).name;
+                bail!(Unsupported, "`{name}` has {points} zero points for {lines} lines of a matrix")
+            }
+        }
     };
+    let strides = [stride(2, m, count == 1)?, stride(3, n, true)?];
+    let (batch, steps) = joined(&batch, &steps.each_ref().map(|s| signed(s)));
+    let mut words = vec![word(m), word(n), word(k), word(batch.len())];
+    words.extend([word(k), 1, word(n), 1, strides[0], strides[1], 0, 0]);
+    words.extend(self::words::<4>(&batch)?);
+    words.extend(wrapped::<4>(&steps[0])?);
+    words.extend(wrapped::<4>(&steps[1])?);
+    let reads = (0..4).filter_map(|i| site.optional(i)).collect();
+    let zeros = [site.optional(2).is_some(), site.optional(3).is_some()];
+    let types = [site.scalar(0)?, site.scalar(1)?];
+    let layout = Layout::of(site.options.tiling, [m, n]);
+    let kernel = product::whole_product(types, zeros, layout);
+    Ok(Made::Steps(vec![site.step(kernel, reads, words, groups(layout, [m, n], count))?]))
+}
+
+pub(super) fn matmul(site: &Site<'_>) -> Result<Made> {
+    let Stacks { extents: [m, n, k], batch, steps } = Stacks::of(site)?;
     let fused = site.node.op == "FusedMatMul" && site.node.domain == "brigade";
     let bias = if fused { site.optional(2) } else { None };
     if let Some(v) = bias
@@ -183,8 +236,8 @@ pub(super) fn matmul(site: &Site<'_>) -> Result<Made> {
         bias: [0, 1],
         alpha,
         beta: 1.0,
-        steps: [scaled(&a_lead, m * k), scaled(&b_lead, k * n)],
-        batch: batch.to_vec(),
+        steps,
+        batch,
         epilogue,
         reads: reads.into_iter().flatten().collect(),
     })

@@ -111,6 +111,15 @@ pub(super) fn reduce(site: &Site<'_>) -> Result<Made> {
     rows.step(site, kernel, vec![site.input(0)?], &[])
 }
 
+/// One number of all elements of the first input.
+pub(super) fn whole(site: &Site<'_>, reduction: Reduction) -> Result<Step> {
+    let x = site.shape(0)?;
+    let rows = Rows::new(&x, &vec![true; x.rank()], None)?;
+    rows.not_empty()?;
+    let kernel = rows::reduce(reduction, site.scalar(0)?, rows.walk);
+    site.step(kernel, vec![site.input(0)?], rows.words, rows.groups)
+}
+
 /// `GlobalAveragePool` and `GlobalMaxPool`: rows are planes.
 pub(super) fn planes(site: &Site<'_>) -> Result<Made> {
     let x = site.shape(0)?;

@@ -56,8 +56,8 @@ pub(super) struct Site<'a> {
 pub fn device_scalar(dtype: DType) -> Option<Scalar> {
     Some(match dtype {
         DType::F32 => Scalar::F32,
-        DType::I32 | DType::I64 => Scalar::I32,
-        DType::U32 => Scalar::U32,
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => Scalar::I32,
+        DType::U8 | DType::U16 | DType::U32 => Scalar::U32,
         DType::Bool => Scalar::Bool,
         _ => return None,
     })

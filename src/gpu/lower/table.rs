@@ -1,7 +1,7 @@
 //! The operators that there are kernels for.
 
 use super::site::{MOST_GROUPS, Site, device_scalar};
-use super::{Made, elementwise, movement, product, rows, windows};
+use super::{Made, elementwise, movement, product, quantized, rows, windows};
 use crate::error::{Result, bail};
 use crate::gpu::families::AXES;
 use crate::gpu::families::elementwise::MOST_LEAVES;
@@ -37,9 +37,32 @@ const B: &[DType] = &[DType::Bool];
 /// Numbers whose arithmetic is the same on 32 bits.
 const NUMBERS: &[DType] = &[DType::F32, DType::I32, DType::U32];
 /// Numbers that are compared or chosen from: those of 64 bits may be narrowed.
-const ORDERED: &[DType] = &[DType::F32, DType::I32, DType::U32, DType::I64];
+const ORDERED: &[DType] = &[
+    DType::F32,
+    DType::I32,
+    DType::U32,
+    DType::I64,
+    DType::I8,
+    DType::U8,
+    DType::I16,
+    DType::U16,
+];
 /// Elements that are moved.
-const ANY: &[DType] = &[DType::F32, DType::I32, DType::U32, DType::I64, DType::Bool];
+const ANY: &[DType] = &[
+    DType::F32,
+    DType::I32,
+    DType::U32,
+    DType::I64,
+    DType::Bool,
+    DType::I8,
+    DType::U8,
+    DType::I16,
+    DType::U16,
+];
+const BYTES: &[DType] = &[DType::I8, DType::U8];
+/// What a quantised tensor is and what it is made of.
+const QUANTIZED: &[DType] =
+    &[DType::I8, DType::U8, DType::I16, DType::U16, DType::I32, DType::F32];
 const SIGNED: &[DType] = &[DType::F32, DType::I32];
 const U: &[DType] = &[DType::U32];
 /// Numbers whose bits are taken: those of 64 bits that fit 32 do so afterwards, too.
@@ -103,7 +126,7 @@ fn conversion(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
     if device_scalar(to).is_none() {
         return Some(format!("it does not convert to {to}"));
     }
-    let proven = matches!(from, Some(DType::I32 | DType::I64 | DType::Bool));
+    let proven = from.is_some_and(|d| d != DType::F32 && d != DType::U32);
     (to == DType::I64 && !proven)
         .then(|| "that the whole numbers fit 32 bits is not proven".to_owned())
 }
@@ -173,6 +196,54 @@ fn multiplied(_: &Node, facts: &[Option<Fact>]) -> Option<String> {
     let (a, b) = (lead(0)?, lead(1)?);
     let count: usize = broadcast_shapes(&[&a, &b]).ok()?.iter().product();
     (count > MOST_GROUPS as usize).then(|| format!("it multiplies at most {MOST_GROUPS} at once"))
+}
+
+/// One scale, or one for each index along an axis, in f32.
+fn quantized(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
+    if node.int_or("block_size", 0).unwrap_or(1) != 0 {
+        return Some("it does not quantise in blocks".to_owned());
+    }
+    if dtype(facts, 1) != Some(DType::F32) {
+        return Some("its scales are not f32".to_owned());
+    }
+    let back = node.op == "DequantizeLinear";
+    let asked = node.int_or("output_dtype", 0).ok().and_then(|t| i32::try_from(t).ok());
+    let asked = asked.filter(|t| *t != 0).map(DType::from_onnx);
+    let fits = |d: DType| match back {
+        true => d == DType::F32,
+        false => elementwise::narrow_range(d).is_some(),
+    };
+    if asked.is_some_and(|d| !d.is_some_and(fits)) {
+        return Some("it does not give the dtype that is asked for".to_owned());
+    }
+    let (x, zero) = (dtype(facts, 0)?, facts.get(2).and_then(Option::as_ref).map(|f| f.dtype));
+    if back {
+        if x == DType::F32 {
+            return Some("its input is not of whole numbers".to_owned());
+        }
+        return (x == DType::I32 && zero.is_some())
+            .then(|| "it takes no zero point from i32".to_owned());
+    }
+    if x != DType::F32 {
+        return Some("it quantises f32".to_owned());
+    }
+    zero.is_some_and(|d| d.is_none_or(|d| elementwise::narrow_range(d).is_none()))
+        .then(|| "it quantises to 8 or 16 bits".to_owned())
+}
+
+/// As [`multiplied`], with one zero point a matrix, or one a row on the left and one a column on the
+/// right.
+fn multiplied_whole(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
+    let points = |i: usize| extents(facts, i).map(|s| s.iter().product::<usize>());
+    let stacked = extents(facts, 0).is_some_and(|s| s.len() > 2);
+    if points(2).is_some_and(|n| n != 1) && stacked {
+        return Some("its left zero points are not those of one matrix".to_owned());
+    }
+    let columns = extents(facts, 1).and_then(|s| if s.len() < 2 { Some(1) } else { s.last().copied() });
+    if points(3).is_some_and(|n| n != 1 && Some(n) != columns) {
+        return Some("its right zero points are not one a column".to_owned());
+    }
+    multiplied(node, facts)
 }
 
 fn norm(node: &Node, _: &[Option<Fact>]) -> Option<String> {
@@ -345,6 +416,13 @@ pub static TABLE: &[Row] = &[
     row("Range", 0, WHOLE_RANGES, never, movement::range),
     row("Shape", 0, ANY, never, unknown),
     row("Size", 0, ANY, never, unknown),
+    // Quantised numbers.
+    row("QuantizeLinear", ALL, QUANTIZED, quantized, quantized::quantize),
+    row("DequantizeLinear", ALL, QUANTIZED, quantized, quantized::dequantize),
+    row("QuantizeLinear", ALL, QUANTIZED, quantized, quantized::quantize).of(MICROSOFT),
+    row("DequantizeLinear", ALL, QUANTIZED, quantized, quantized::dequantize).of(MICROSOFT),
+    row("DynamicQuantizeLinear", 1, F, never, quantized::dynamic),
+    row("MatMulInteger", ALL, BYTES, multiplied_whole, product::matmul_integer),
     // Products and windows.
     row("MatMul", 2, F, multiplied, product::matmul),
     row("FusedMatMul", ALL, F, multiplied, product::matmul).of("brigade"),
@@ -407,7 +485,7 @@ pub fn supports(node: &Node, facts: &[Option<Fact>], limit: u64) -> Result<Optio
             return Err(format!("a tensor of {fact} is larger than the {limit} bytes it binds"));
         }
     }
-    if op != "Split" && node.outputs.iter().skip(1).any(Option::is_some) {
+    if !matches!(op, "Split" | "DynamicQuantizeLinear") && node.outputs.iter().skip(1).any(Option::is_some) {
         return Err(format!("it gives only the first output of {op}"));
     }
     match (row.refuse)(node, facts) {
