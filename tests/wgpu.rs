@@ -439,7 +439,11 @@ fn what_the_driver_refuses_is_the_error_of_its_item() {
     // Larger than what software drivers bind; a large GPU takes it.
     match run.run_values(named(Tensor::zeros(DType::F32, [36 << 20]).unwrap())) {
         Ok(_) => {}
-        Err(e) => assert_eq!(e.kind(), ErrorKind::Limit, "{e}"),
+        Err(e) => {
+            assert_eq!(e.kind(), ErrorKind::Limit, "{e}");
+            assert!(e.to_string().contains("`x` takes 150994944 bytes"), "{e}");
+            assert!(e.to_string().contains("place its node on a CPU"), "{e}");
+        }
     }
     let small = Tensor::new([3], vec![-1.0_f32, 0.5, 2.0]).unwrap();
     let out = run.run_values(named(small)).unwrap();

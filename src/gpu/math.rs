@@ -113,16 +113,8 @@ pub(super) fn softplus(b: &mut Builder, x: Var) -> Expr {
 }
 
 /// The bits of 2/π behind its point, after a word of zeros.
-const TWO_OVER_PI: [u32; 8] = [
-    0,
-    0xa2f9_836e,
-    0x4e44_1529,
-    0xfc27_57d1,
-    0xf534_ddc0,
-    0xdb62_9599,
-    0x3c43_9041,
-    0xfe51_63ab,
-];
+const TWO_OVER_PI: [u32; 8] =
+    [0, 0xa2f9_836e, 0x4e44_1529, 0xfc27_57d1, 0xf534_ddc0, 0xdb62_9599, 0x3c43_9041, 0xfe51_63ab];
 
 /// From here on, `n π/2` is no longer taken away in floats.
 const FAR: f32 = 128.0;

@@ -144,7 +144,8 @@ impl Instance for LateInstance {
         self.inner.poll(&mut |item, result| new.lock().unwrap().push((item, result)))?;
         for (item, result) in new.into_inner().unwrap() {
             for value in result.iter().flatten() {
-                if matches!(value, Value::Resident(r) if r.host().is_some() && !r.ready().is_done()) {
+                if matches!(value, Value::Resident(r) if r.host().is_some() && !r.ready().is_done())
+                {
                     self.seen.early.fetch_add(1, Ordering::SeqCst);
                 }
             }

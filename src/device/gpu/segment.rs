@@ -145,9 +145,14 @@ impl<T: Target> Segment<T> {
         let known = infer_graph(&mut graph, &self.ops)?;
         let lowered = Lowered::new(&graph, &known, self.target.lowering())?;
         let limit = self.target.limit();
-        if let Some(bytes) = lowered.buffers.iter().find(|b| **b > limit) {
-            let name = self.target.name();
-            bail!(Limit, "a working buffer of {bytes} bytes; {name} binds at most {limit}");
+        let mut sizes = lowered.buffers.iter().zip(&lowered.names);
+        if let Some((bytes, name)) = sizes.find(|(bytes, _)| **bytes > limit) {
+            bail!(
+                Limit,
+                "`{name}` takes {bytes} bytes, and {} binds at most {limit}; take smaller items, or place \
+                 its node on a CPU",
+                self.target.name()
+            );
         }
         let mut constants = HashMap::new();
         for launch in &lowered.launches {
@@ -175,7 +180,11 @@ impl<T: Target> Segment<T> {
             let limit = self.target.limit();
             if bytes.len() as u64 > limit {
                 let (device, bytes) = (self.target.name(), bytes.len());
-                bail!(Limit, "constant `{name}` has {bytes} bytes; {device} binds {limit}");
+                bail!(
+                    Limit,
+                    "constant `{name}` takes {bytes} bytes, and {device} binds at most {limit}; place its \
+                     node on a CPU"
+                );
             }
             self.target.upload(name, &bytes)
         };

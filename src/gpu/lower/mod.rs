@@ -122,6 +122,8 @@ impl Default for LoweringOptions {
 pub struct Lowered {
     /// Bytes of each working buffer.
     pub buffers: Vec<u64>,
+    /// For each working buffer the name of the value that it was made for.
+    pub names: Vec<String>,
     /// The place of each input of the graph, in order.
     pub inputs: Vec<InputPlace>,
     /// The place of each output of the graph, in order.
@@ -312,6 +314,11 @@ impl<'a> Lowering<'a> {
         let kept: HashSet<ValueId> =
             self.graph.outputs().iter().chain(self.graph.inputs()).map(|v| self.root(*v)).collect();
         let mut buffers: Vec<u64> = Vec::new();
+        let mut names: Vec<String> = Vec::new();
+        let named = |v: ValueId| match self.graph.values().get(v.index()) {
+            Some(info) => info.name.clone(),
+            None => "a sum on its way".to_owned(),
+        };
         let mut place: HashMap<ValueId, usize> = HashMap::new();
         let mut inputs = Vec::new();
         for v in self.graph.inputs() {
@@ -322,6 +329,7 @@ impl<'a> Lowering<'a> {
             let range = self.ranges.get(v).copied();
             inputs.push(InputPlace { buffer: buffers.len(), dtype, range });
             place.insert(*v, buffers.len());
+            names.push(named(*v));
             buffers.push(self.bytes(*v)?);
         }
         let mut free: Vec<usize> = Vec::new();
@@ -337,6 +345,7 @@ impl<'a> Lowering<'a> {
                     let fits = |b: &usize| buffers[*b] >= need && !kept.contains(&output);
                     let best = free.iter().copied().filter(fits).min_by_key(|b| buffers[*b]);
                     let chosen = best.unwrap_or_else(|| {
+                        names.push(named(output));
                         buffers.push(need);
                         buffers.len() - 1
                     });
@@ -395,7 +404,7 @@ impl<'a> Lowering<'a> {
         };
         let mut constants = self.constants.clone();
         constants.retain(|v, _| read.contains(v) && !own(v));
-        Ok(Lowered { buffers, inputs, outputs, launches, constants })
+        Ok(Lowered { buffers, names, inputs, outputs, launches, constants })
     }
 
     fn bytes(&self, v: ValueId) -> Result<u64> {

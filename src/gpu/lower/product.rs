@@ -197,7 +197,10 @@ pub(super) fn matmul_integer(site: &Site<'_>) -> Result<Made> {
             points if points == lines && shared => Ok(1),
             points => {
                 let name = &site.graph.value(v).name;
-                bail!(Unsupported, "`{name}` has {points} zero points for {lines} lines of a matrix")
+                bail!(
+                    Unsupported,
+                    "`{name}` has {points} zero points for {lines} lines of a matrix"
+                )
             }
         }
     };

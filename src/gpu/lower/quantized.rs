@@ -15,11 +15,8 @@ impl Site<'_> {
     /// The input, its scale and its zero point, which are one number or one for each index along the axis.
     fn on_grid(&self) -> Result<Vec<Leaf>> {
         let x = self.shape(0)?;
-        let mut leaves = vec![Leaf {
-            value: self.input(0)?,
-            scalar: self.scalar(0)?,
-            strides: strides(&x),
-        }];
+        let mut leaves =
+            vec![Leaf { value: self.input(0)?, scalar: self.scalar(0)?, strides: strides(&x) }];
         for i in 1..3 {
             let Some(value) = self.optional(i) else { continue };
             let shape = shape_of(self.graph, value)?;
@@ -28,7 +25,10 @@ impl Site<'_> {
                 let axis = normalise_axis(self.node.int_or("axis", 1)?, x.rank())?;
                 if shape.rank() != 1 || shape.elements() != x[axis] {
                     let name = &self.graph.value(value).name;
-                    bail!(Shape, "`{name}` is {shape}, not one number for each index of axis {axis} of {x}");
+                    bail!(
+                        Shape,
+                        "`{name}` is {shape}, not one number for each index of axis {axis} of {x}"
+                    );
                 }
                 own[axis] = 1;
             }

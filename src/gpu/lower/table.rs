@@ -37,16 +37,8 @@ const B: &[DType] = &[DType::Bool];
 /// Numbers whose arithmetic is the same on 32 bits.
 const NUMBERS: &[DType] = &[DType::F32, DType::I32, DType::U32];
 /// Numbers that are compared or chosen from: those of 64 bits may be narrowed.
-const ORDERED: &[DType] = &[
-    DType::F32,
-    DType::I32,
-    DType::U32,
-    DType::I64,
-    DType::I8,
-    DType::U8,
-    DType::I16,
-    DType::U16,
-];
+const ORDERED: &[DType] =
+    &[DType::F32, DType::I32, DType::U32, DType::I64, DType::I8, DType::U8, DType::I16, DType::U16];
 /// Elements that are moved.
 const ANY: &[DType] = &[
     DType::F32,
@@ -61,8 +53,7 @@ const ANY: &[DType] = &[
 ];
 const BYTES: &[DType] = &[DType::I8, DType::U8];
 /// What a quantised tensor is and what it is made of.
-const QUANTIZED: &[DType] =
-    &[DType::I8, DType::U8, DType::I16, DType::U16, DType::I32, DType::F32];
+const QUANTIZED: &[DType] = &[DType::I8, DType::U8, DType::I16, DType::U16, DType::I32, DType::F32];
 const SIGNED: &[DType] = &[DType::F32, DType::I32];
 const U: &[DType] = &[DType::U32];
 /// Numbers whose bits are taken: those of 64 bits that fit 32 do so afterwards, too.
@@ -239,7 +230,8 @@ fn multiplied_whole(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
     if points(2).is_some_and(|n| n != 1) && stacked {
         return Some("its left zero points are not those of one matrix".to_owned());
     }
-    let columns = extents(facts, 1).and_then(|s| if s.len() < 2 { Some(1) } else { s.last().copied() });
+    let columns =
+        extents(facts, 1).and_then(|s| if s.len() < 2 { Some(1) } else { s.last().copied() });
     if points(3).is_some_and(|n| n != 1 && Some(n) != columns) {
         return Some("its right zero points are not one a column".to_owned());
     }
@@ -485,7 +477,9 @@ pub fn supports(node: &Node, facts: &[Option<Fact>], limit: u64) -> Result<Optio
             return Err(format!("a tensor of {fact} is larger than the {limit} bytes it binds"));
         }
     }
-    if !matches!(op, "Split" | "DynamicQuantizeLinear") && node.outputs.iter().skip(1).any(Option::is_some) {
+    if !matches!(op, "Split" | "DynamicQuantizeLinear")
+        && node.outputs.iter().skip(1).any(Option::is_some)
+    {
         return Err(format!("it gives only the first output of {op}"));
     }
     match (row.refuse)(node, facts) {
