@@ -205,7 +205,8 @@ fn main() {
         let mut launches = vec![gpu.launch(NAIVE, &extents, groups, &[&a, &b], bytes)];
         for tiling in [Tiling::Registers, Tiling::Groups] {
             let lowered = lowered(m, k, n, tiling).expect("a product is lowered");
-            let [launch] = &lowered.launches[..] else { panic!("a product is one launch") };
+            assert_eq!(lowered.launches.len(), 1, "a product is one launch");
+            let launch = &lowered.launches[0];
             let text = launch.kernel.wgsl();
             launches.push(gpu.launch(&text, &launch.words, launch.groups, &[&a, &b], bytes));
         }
