@@ -13,12 +13,17 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # Those that fit into the room, a CNN, transformers, recurrent and quantised ones among them.
 models=(ppocr-cls ppocr-det minilm-int8 silero-vad smart-turn basic-pitch magika)
 
+# A program without its symbols, compressed.
+packed() {
+  strip -o "$2.raw" "$1" && gzip -9c "$2.raw" >"$2" && rm "$2.raw"
+}
+
 pack() {
   local to=$1 versions=(12) gpu=sm_90 nvrtc=''
   shift
   while [ $# -gt 0 ]; do
     case $1 in
-      --cuda-13) versions+=(13) ;;
+      --cuda-13) versions=(13 12) ;;
       --gpu) gpu=${2:?--gpu needs a compute capability}; shift ;;
       *) echo "unknown argument $1" >&2; exit 2 ;;
     esac
@@ -35,19 +40,19 @@ pack() {
   for version in "${versions[@]}"; do
     cargo build --release --features "cuda-$version" --bin brigade || exit 1
     local target=${CARGO_TARGET_DIR:-target}
-    strip -o "$to/brigade-$version" "$target/release/brigade" || exit 1
+    packed "$target/release/brigade" "$to/brigade-$version.gz" || exit 1
   done
   # The operators' cases, which are a test of the build for CUDA 12.
   local test
   test=$(cargo test --release --no-run --features cuda-12 --test cuda --message-format=json 2>/dev/null |
     grep '"name":"cuda"' | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
-  [ -n "$test" ] && strip -o "$to/cases-12" "$test" || { echo "the tests do not build" >&2; exit 1; }
+  [ -n "$test" ] && packed "$test" "$to/cases-12.gz" || { echo "the tests do not build" >&2; exit 1; }
   # Kernels for hosts that have no compiler of CUDA's.
   for nvrtc in "${XDG_CACHE_HOME:-$HOME/.cache}"/brigade/cuda/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib; do
     [ -d "$nvrtc" ] && export LD_LIBRARY_PATH=$nvrtc${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   done
   for model in "${models[@]}"; do
-    "$to/brigade-12" kernels "$to/models/$model/"*.onnx --gpu "$gpu" --output "$to/kernels" --device cuda:0 \
+    "${CARGO_TARGET_DIR:-target}/release/brigade" kernels "$to/models/$model/"*.onnx --gpu "$gpu" --output "$to/kernels" --device cuda:0 \
       --fallback cpu:0 $(input_of "$to/models" "$model") --quiet || echo "no kernels ahead for $model"
   done
   local bytes
@@ -74,8 +79,13 @@ fi
 
 cd "$here" || exit 1
 ends=$(($(date +%s) + ${BRIGADE_CHECK_SECONDS:-460}))
-rows=() failed=0 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+rows=() failed=0 work=$(mktemp -d)
+log=$work/log
+trap 'rm -rf "$work"' EXIT
+for program in *.gz; do
+  gunzip -c "$program" >"$work/${program%.gz}" && chmod +x "$work/${program%.gz}" || exit 1
+done
+cases=$work/cases-12
 
 row() { # what, passed|FAILED|left out|told, figure
   [ "$2" = FAILED ] && failed=1
@@ -116,12 +126,13 @@ for library in libcuda.so.1 libnvrtc.so.12 libnvrtc.so.13 libcublasLt.so.12 libc
   [ -n "$at" ] && case $library in *.so.12 | *.so.13) [ -z "$version" ] && version=${library##*.} ;; esac
 done
 version=${version:-12}
-[ -x "brigade-$version" ] || version=12
-brigade=./brigade-$version
+[ -x "$work/brigade-$version" ] || version=12
+brigade=$work/brigade-$version
 row "program" told "for CUDA $version"
 
 # Kernels that were compiled ahead, copied so that what is compiled here goes beside them.
-export BRIGADE_CUDA_CACHE=${BRIGADE_CUDA_CACHE:-$(mktemp -d)}
+export BRIGADE_CUDA_CACHE=${BRIGADE_CUDA_CACHE:-$work/kernels}
+mkdir -p "$BRIGADE_CUDA_CACHE"
 cp -r kernels/. "$BRIGADE_CUDA_CACHE/" 2>/dev/null
 
 within 60 "$brigade" devices
@@ -133,7 +144,7 @@ row "device cuda:0" passed "$(sed -n 's/^cuda:0 *//p' "$log" | head -1)"
 has_bf16=1
 grep '^cuda:0' "$log" | grep -q 'no cuBLASLt' && has_bf16=0
 
-if within 150 env BRIGADE_ON_STANDIN=1 ./cases-12 --exact --nocapture --test-threads 1 \
+if within 150 env BRIGADE_ON_STANDIN=1 "$cases" --exact --nocapture --test-threads 1 \
   conformance::every_operator_that_the_device_has_passes_its_cases; then
   row "operators' cases" passed "$(sed -n 's/^on cuda:0 //p' "$log")"
 else
@@ -195,7 +206,7 @@ for precision in f32 bf16; do
 done
 
 for precision in f32 tf32 bf16; do
-  if within 60 env BRIGADE_ON_STANDIN=1 BRIGADE_GEMM_PRECISION=$precision ./cases-12 --exact --nocapture --ignored \
+  if within 60 env BRIGADE_ON_STANDIN=1 BRIGADE_GEMM_PRECISION=$precision "$cases" --exact --nocapture --ignored \
     products::gemm_4096; then
     row "16 products of 4096^3, $precision" told "$(sed -n 's/^gemm //p' "$log")"
   else

@@ -47,14 +47,14 @@ fn tried() {
     println!("\nright: {right}");
 }
 
-fn tried_with(folder: &Path, variables: &[(&str, &str)]) -> Ran {
+pub(crate) fn tried_with(folder: &Path, variables: &[(&str, &str)]) -> Ran {
     let ran = ran(folder, "failures::tried", variables, Duration::from_secs(60));
     assert!(ran.passed && !ran.said.contains("panicked"), "{variables:?}: {}", ran.said);
     ran
 }
 
 /// What a process told as errors.
-fn errors(ran: &Ran) -> Vec<&str> {
+pub(crate) fn errors(ran: &Ran) -> Vec<&str> {
     let starts = |line: &&str| line.starts_with("item: ") || line.starts_with("at load: ");
     ran.said.lines().filter(starts).collect()
 }
@@ -161,7 +161,7 @@ fn memory_that_runs_out_is_an_error_of_the_item() {
 }
 
 /// A folder with some of the libraries.
-fn with(folder: &Path, libraries: &[&str]) -> tempfile::TempDir {
+pub(crate) fn with(folder: &Path, libraries: &[&str]) -> tempfile::TempDir {
     let some = tempfile::tempdir().unwrap();
     for name in libraries.iter().chain(&["language.h", "entry.h"]) {
         std::os::unix::fs::symlink(folder.join(name), some.path().join(name)).unwrap();

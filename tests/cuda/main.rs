@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[cfg(feature = "cuda-12")]
+mod ahead;
+#[cfg(feature = "cuda-12")]
 mod conformance;
 #[cfg(feature = "cuda-12")]
 mod failures;
@@ -18,6 +20,8 @@ mod models;
 mod order;
 #[cfg(feature = "cuda-12")]
 mod process;
+#[cfg(feature = "cuda-12")]
+mod products;
 mod standin;
 
 use std::process::Command;

@@ -44,7 +44,8 @@ fn a_precision_rounds_what_products_read_and_f32_does_not() {
             run(precision).iter().zip(&exact).map(off).fold(0.0, f32::max)
         };
         assert_eq!(error(Precision::F32), 0.0);
-        let (tf32, f16, bf16) = (error(Precision::Tf32), error(Precision::F16), error(Precision::Bf16));
+        let (tf32, f16, bf16) =
+            (error(Precision::Tf32), error(Precision::F16), error(Precision::Bf16));
         assert!(tf32 > 0.0 && tf32 < 4e-3, "{tf32}");
         assert!(f16 > 0.0 && f16 < 4e-3, "{f16}");
         // Three bits fewer.
@@ -60,7 +61,8 @@ fn gemm_4096() {
         const SIDE: usize = 4096;
         const COUNT: usize = 16;
         const ITEMS: usize = 12;
-        let precision = std::env::var("BRIGADE_GEMM_PRECISION").unwrap_or_else(|_| "f32".to_owned());
+        let precision =
+            std::env::var("BRIGADE_GEMM_PRECISION").unwrap_or_else(|_| "f32".to_owned());
         let options =
             CompileOptions { precision: precision.parse().unwrap(), ..CompileOptions::default() };
         let pipeline = Pipeline::builder(products(SIDE, SIDE, COUNT))
