@@ -24,7 +24,7 @@ def compile_to_ptx(nvrtc, text):
 
     program = ctypes.c_void_p()
     check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None))
-    options = [f"--gpu-architecture={ARCHITECTURE}".encode(), b"--std=c++17"]
+    options = [f"--gpu-architecture={ARCHITECTURE}".encode(), b"--std=c++17", b"--fmad=false"]
     failed = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )

@@ -52,22 +52,27 @@ pack() {
     [ -d "$nvrtc" ] && export LD_LIBRARY_PATH=$nvrtc${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   done
   for model in "${models[@]}"; do
-    "${CARGO_TARGET_DIR:-target}/release/brigade" kernels "$to/models/$model/"*.onnx --gpu "$gpu" --output "$to/kernels" --device cuda:0 \
-      --fallback cpu:0 $(input_of "$to/models" "$model") --quiet || echo "no kernels ahead for $model"
+    for devices in "cuda:0 --fallback cpu:0" "cuda:0,cpu:0 --stages 2"; do
+      # shellcheck disable=SC2046,SC2086
+      "${CARGO_TARGET_DIR:-target}/release/brigade" kernels "$to/models/$model/"*.onnx --gpu "$gpu" \
+        --output "$to/kernels" --device $devices --generate 1 $(shapes_of "$model") --quiet ||
+        echo "no kernels ahead for $model on ${devices%% *}"
+    done
   done
+  # What the host's C library has to be.
+  objdump -T "${CARGO_TARGET_DIR:-target}/release/brigade" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1 >"$to/needs"
   local bytes
   bytes=$(du -sb "$to" | cut -f1)
   echo "$to: $((bytes / 1000000)) MB"
   [ "$bytes" -le 60000000 ] || { echo "more than 60 MB" >&2; exit 1; }
 }
 
-# What a model is fed where items are made up: its shapes.
-input_of() {
-  case $2 in
-    ppocr-cls) echo --generate 1 --shape x=1,3,48,192 ;;
-    ppocr-det) echo --generate 1 --shape x=1,3,480,640 ;;
-    minilm-int8) echo --generate 1 --shape input_ids=4,128 --shape attention_mask=4,128 --shape token_type_ids=4,128 ;;
-    *) echo --generate 1 ;;
+# The shapes of what a model is fed where items are made up.
+shapes_of() {
+  case $1 in
+    ppocr-cls) echo --shape x=1,3,48,192 ;;
+    ppocr-det) echo --shape x=1,3,480,640 ;;
+    minilm-int8) echo --shape input_ids=4,128 --shape attention_mask=4,128 --shape token_type_ids=4,128 ;;
   esac
 }
 
@@ -79,16 +84,28 @@ fi
 
 cd "$here" || exit 1
 ends=$(($(date +%s) + ${BRIGADE_CHECK_SECONDS:-460}))
-rows=() failed=0 work=$(mktemp -d)
-log=$work/log
-trap 'rm -rf "$work"' EXIT
+rows=() failed=0
+work=$(mktemp -d) || exit 1
+: >"$work/probe" && chmod +x "$work/probe" && "$work/probe" 2>/dev/null || {
+  rm -rf "$work"
+  work=$(mktemp -d "$here/work.XXXXXX") || exit 1
+}
+log=$work/log words=${BRIGADE_CHECK_LOG:-$here/gpu_check.log}
+: >"$words" 2>/dev/null || words=$work/words
+finish() {
+  printf '\n'
+  printf '%s\n' "${rows[@]}"
+  [ $failed = 0 ] || echo "what failed said: $words"
+  rm -rf "$work"
+}
+trap finish EXIT
 for program in *.gz; do
   gunzip -c "$program" >"$work/${program%.gz}" && chmod +x "$work/${program%.gz}" || exit 1
 done
 cases=$work/cases-12
 
 row() { # what, passed|FAILED|left out|told, figure
-  [ "$2" = FAILED ] && failed=1
+  [ "$2" = FAILED ] && failed=1 && { echo "== $1"; tail -60 "$log"; } >>"$words" 2>/dev/null
   rows+=("$(printf '%-34s %-9s %s' "$1" "$2" "$3")")
   printf '%s\n' "${rows[-1]}" >&2
 }
@@ -97,12 +114,18 @@ row() { # what, passed|FAILED|left out|told, figure
 within() {
   local most=$1 left=$((ends - $(date +%s)))
   shift
-  [ "$left" -gt 3 ] || return 124
-  timeout $((left < most ? left : most)) "$@" >"$log" 2>&1
+  # Nothing was started: that is no failure of what it would have shown.
+  [ "$left" -gt 3 ] || return 125
+  timeout -k 5 $((left < most ? left : most)) "$@" >"$log" 2>&1
 }
 
-why() { # of the last command
-  [ "$1" = 124 ] && echo "no time left" || grep -v '^ *$' "$log" | tail -1 | cut -c1-150
+# A row for the last command that was no success, by its exit code.
+unsuccessful() { # what, exit code
+  case $2 in
+    125) row "$1" "left out" "no time left" ;;
+    124 | 137) row "$1" FAILED "it took too long" ;;
+    *) row "$1" FAILED "$(grep -E 'panicked|failed|error:|differ' "$log" | grep -v 'test result' | head -1 | cut -c1-150) (exit code $2)" ;;
+  esac
 }
 
 figure() { # the number behind a word in $log
@@ -115,6 +138,7 @@ for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
   [ -d "$folder" ] && LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
 export LD_LIBRARY_PATH
+row "C library" told "here $(ldd --version 2>/dev/null | head -1 | grep -o '[0-9.]*$'), needed $(cat needs 2>/dev/null)"
 find_library() {
   { ldconfig -p 2>/dev/null | sed -n 's/.*=> //p'; echo "${LD_LIBRARY_PATH-}" | tr : '\n' | sed 's|$|/*|' |
     while read -r glob; do ls -d $glob 2>/dev/null; done; } | grep -m1 "/$1\$"
@@ -125,10 +149,20 @@ for library in libcuda.so.1 libnvrtc.so.12 libnvrtc.so.13 libcublasLt.so.12 libc
   row "library $library" told "${at:-not found}"
   [ -n "$at" ] && case $library in *.so.12 | *.so.13) [ -z "$version" ] && version=${library##*.} ;; esac
 done
+# A driver runs programs for its own version of CUDA and those before it.
+of_driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -1)
+[ -n "$of_driver" ] && [ "${version:-0}" -gt "$of_driver" ] && version=$of_driver
 version=${version:-12}
 [ -x "$work/brigade-$version" ] || version=12
 brigade=$work/brigade-$version
 row "program" told "for CUDA $version"
+# The libraries of that version, where there are others beside them.
+mkdir "$work/libraries"
+for library in libnvrtc libcublasLt; do
+  at=$(find_library "$library.so.$version")
+  [ -n "$at" ] && ln -s "$at" "$work/libraries/$library.so"
+done
+export LD_LIBRARY_PATH=$work/libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 # Kernels that were compiled ahead, copied so that what is compiled here goes beside them.
 export BRIGADE_CUDA_CACHE=${BRIGADE_CUDA_CACHE:-$work/kernels}
@@ -137,18 +171,22 @@ cp -r kernels/. "$BRIGADE_CUDA_CACHE/" 2>/dev/null
 
 within 60 "$brigade" devices
 if ! grep -q '^cuda:0 .*sm_' "$log"; then
-  row "device cuda:0" FAILED "$(grep '^cuda:0' "$log" | cut -c1-150)"
+  row "device cuda:0" FAILED "$({ grep '^cuda:0' "$log" || tail -1 "$log"; } | cut -c1-150)"
   exit 1
 fi
 row "device cuda:0" passed "$(sed -n 's/^cuda:0 *//p' "$log" | head -1)"
-has_bf16=1
-grep '^cuda:0' "$log" | grep -q 'no cuBLASLt' && has_bf16=0
+device=$(grep '^cuda:0' "$log")
+capability=$(sed -n 's/.* sm_\([0-9]*\) .*/\1/p' <<<"$device")
+precisions=f32
+[[ $device != *'no cuBLASLt'* ]] && [ "${capability:-0}" -ge 80 ] && precisions='f32 tf32 bf16'
 
-if within 150 env BRIGADE_ON_STANDIN=1 "$cases" --exact --nocapture --test-threads 1 \
-  conformance::every_operator_that_the_device_has_passes_its_cases; then
-  row "operators' cases" passed "$(sed -n 's/^on cuda:0 //p' "$log")"
+if [[ $device == *'no NVRTC'* ]]; then
+  row "operators' cases" "left out" "no NVRTC here compiles their kernels"
+elif within 150 env BRIGADE_ON_STANDIN=1 "$cases" --exact --nocapture --test-threads 1 \
+  conformance::every_operator_that_the_device_has_passes_its_cases && grep -q '1 passed' "$log"; then
+  row "operators' cases" passed "$(sed -n 's/.*on cuda:0 \([0-9].*\)/\1/p' "$log")"
 else
-  row "operators' cases" FAILED "$(why $?)"
+  unsuccessful "operators' cases" $?
 fi
 
 for model in "${models[@]}"; do
@@ -158,63 +196,64 @@ for model in "${models[@]}"; do
     if within 60 "$brigade" check "$file" --cases "models/$model/cases" --device $devices; then
       row "$model on ${devices%% *}" passed "$(tail -1 "$log")"
     else
-      row "$model on ${devices%% *}" FAILED "$(why $?)"
+      unsuccessful "$model on ${devices%% *}" $?
     fi
   done
 done
 
 for model in ppocr-cls ppocr-det minilm-int8; do
-  shapes=$(input_of models $model | sed 's/--generate 1//')
+  shapes=$(shapes_of $model)
   # shellcheck disable=SC2086
   if within 60 "$brigade" run models/$model/*.onnx $shapes --generate 32 --compare --device cuda:0,cpu:0 --stages 2; then
     row "$model streamed = sequential" passed "$(tail -1 "$log")"
   else
-    row "$model streamed = sequential" FAILED "$(why $?)"
+    unsuccessful "$model streamed = sequential" $?
   fi
 done
 
 # Stages of about equal time would be best; what is asked is how near to the bound the pipeline comes.
 for model in ppocr-det minilm-int8; do
-  shapes=$(input_of models $model | sed 's/--generate 1//')
+  shapes=$(shapes_of $model)
   # shellcheck disable=SC2086
-  if within 60 "$brigade" bench models/$model/*.onnx $shapes --items 200 --rounds 3 --device cuda:0,cpu:0 --stages 2; then
+  if within 60 "$brigade" bench models/$model/*.onnx $shapes --items 100 --rounds 1 \
+    --replicas-of-whole 0 --device cuda:0,cpu:0 --stages 2; then
     achieved=$(figure achieved)
     verdict=passed
     awk "BEGIN { exit !(${achieved:-0} < 0.9) }" && verdict=FAILED
     row "$model CPU beside GPU" $verdict "achieved / bound ${achieved:-?} (0.9 asked)"
   else
-    row "$model CPU beside GPU" FAILED "$(why $?)"
+    unsuccessful "$model CPU beside GPU" $?
   fi
 done
 
 for precision in f32 bf16; do
-  if [ $precision = bf16 ] && [ $has_bf16 = 0 ]; then
-    row "batch of 32 in bf16" "left out" "without cuBLASLt products are in f32 alone"
+  if [[ $precisions != *$precision* ]]; then
+    row "batch of 32 in $precision" "left out" "this GPU, or cuBLASLt's absence, leaves f32 alone"
     continue
   fi
   for case in "minilm-int8 --shape input_ids=32,128 --shape attention_mask=32,128 --shape token_type_ids=32,128" \
     "ppocr-det --shape x=32,3,480,640"; do
     model=${case%% *}
     # shellcheck disable=SC2086
-    if within 45 "$brigade" bench models/$model/*.onnx ${case#* } --items 60 --rounds 3 --device cuda:0 \
-      --fallback cpu:0 --precision cuda:0=$precision; then
+    if within 45 "$brigade" bench models/$model/*.onnx ${case#* } --items 12 --rounds 1 \
+      --replicas-of-whole 0 --device cuda:0 --fallback cpu:0 --precision cuda:0=$precision; then
       row "$model, batch of 32, $precision" told "$(figure throughput) batches/s"
     else
-      row "$model, batch of 32, $precision" FAILED "$(why $?)"
+      unsuccessful "$model, batch of 32, $precision" $?
     fi
   done
 done
 
-for precision in f32 tf32 bf16; do
+for precision in $precisions; do
   if within 60 env BRIGADE_ON_STANDIN=1 BRIGADE_GEMM_PRECISION=$precision "$cases" --exact --nocapture --ignored \
-    products::gemm_4096; then
-    row "16 products of 4096^3, $precision" told "$(sed -n 's/^gemm //p' "$log")"
+    products::gemm_4096 && grep -q '1 passed' "$log"; then
+    row "256 products of 4096^3, $precision" told "$(sed -n 's/.*gemm: //p' "$log")"
   else
-    row "16 products of 4096^3, $precision" FAILED "$(why $?)"
+    unsuccessful "256 products of 4096^3, $precision" $?
   fi
 done
-if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-  within 60 python3 - <<'P'
+if env -u LD_LIBRARY_PATH python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null &&
+  within 60 env -u LD_LIBRARY_PATH python3 - <<'P'
 import time, torch
 for name, dtype, tf32 in (("f32", torch.float32, False), ("tf32", torch.float32, True), ("bf16", torch.bfloat16, False)):
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -225,11 +264,10 @@ for name, dtype, tf32 in (("f32", torch.float32, False), ("tf32", torch.float32,
     torch.cuda.synchronize()
     print(name, round(100 * 2 * 4096**3 / (time.perf_counter() - start) / 1e12, 1), "TFLOP/s", end="; ")
 P
+then
   row "PyTorch's product of 4096^3" told "$(tail -1 "$log")"
 else
   row "PyTorch's product of 4096^3" "left out" "no PyTorch with CUDA here"
 fi
 
-printf '\n'
-printf '%s\n' "${rows[@]}"
 exit $failed

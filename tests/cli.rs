@@ -342,6 +342,11 @@ fn a_precision_is_planned_recorded_and_computed_in() {
     assert_eq!(planned["plan"]["precision"], precision);
     assert_eq!(planned["report"]["segments"][1]["precision"], "bf16");
     // What is said of all goes before what the plan says of each.
+    let twice = "plan {m} --stages 2 --precision cpu:1=bf16,cpu:1=f32";
+    let twice = brigade(&words(twice, &paths));
+    assert_eq!(twice.status.code(), Some(2));
+    let said = text(&twice.stderr);
+    assert!(said.contains("given twice for `cpu:1`"), "{said}");
     let all = json(&run("plan {m} --plan {p} --precision f32 --json"));
     assert_eq!(all["report"]["segments"][1]["precision"], "f32");
     let file = || read_npy(out.join("x.probabilities.npy")).unwrap();

@@ -138,6 +138,8 @@ pub fn main() -> ExitCode {
     };
     #[cfg(feature = "cluster")]
     signals::leave_to_signal();
+    #[cfg(feature = "_cuda")]
+    crate::device::CudaDevice::settle(std::time::Duration::from_secs(2));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -412,7 +412,12 @@ impl Placing {
         if self.precision.iter().any(|p| p.device.is_none()) {
             out.clear();
         }
-        for stated in &self.precision {
+        for (i, stated) in self.precision.iter().enumerate() {
+            if self.precision[..i].iter().any(|p| p.device == stated.device) {
+                let of =
+                    stated.device.as_ref().map_or("all devices".to_owned(), |d| format!("`{d}`"));
+                bail!(Usage, "--precision is given twice for {of}");
+            }
             let Some(device) = &stated.device else { continue };
             if map.devices().all(|d| d != device) {
                 bail!(Usage, "--precision names `{device}`, but nothing is placed on it");
@@ -561,8 +566,13 @@ impl Placed {
 
     /// The whole model on one CPU device, to compare with.
     pub(super) fn whole(&mut self, graph: Keep) -> Result<HeteroExecutable> {
-        let map = DeviceMap::single(DeviceId::cpu(0));
-        let options = self.options.clone();
+        let cpu = DeviceId::cpu(0);
+        let map = DeviceMap::single(cpu.clone());
+        let mut options = self.options.clone();
+        // As the pipeline computes, where the CPU can.
+        let wanted = self.precision(&cpu);
+        let offered = self.registry.device(&cpu)?.precisions().contains(&wanted);
+        options.precision = if offered { wanted } else { Precision::F32 };
         HeteroExecutable::prepare(
             self.take_graph(graph),
             &map,

@@ -23,6 +23,7 @@ pub struct SegmentReport {
     /// The fixed datapath that it stands for, if it does.
     pub stage_id: Option<String>,
     /// What its products are computed in.
+    #[serde(default)]
     pub precision: Precision,
     /// How many nodes it has.
     pub nodes: usize,

@@ -6,8 +6,15 @@ use brigade::{CompileOptions, DType, Precision, Value, compile_with};
 use super::models;
 
 /// What an output may be off by: the norm of the difference as a share of the norm of the output. One
-/// product is off by about 2^-9 of its operands; what models make of that, the largest of it, is here.
-const TOLERANCE: f64 = 0.03;
+/// product is off by about 2^-9 of its operands; what models make of that differs, and is twice to three
+/// times what was measured.
+fn tolerance(model: &str) -> f64 {
+    match model {
+        "minilm-int8" => 0.03,
+        "silero-vad" | "silero-vad-ifless" => 0.01,
+        _ => 0.003,
+    }
+}
 
 /// The share by which `b` is off `a`; nothing where they are no floats.
 fn off(a: &Value, b: &Value) -> Option<f64> {
@@ -42,7 +49,7 @@ fn every_case_is_near_its_outputs_in_single_precision() {
             for (i, (a, b)) in whole.iter().zip(&half).enumerate() {
                 let Some(off) = off(a, b) else { continue };
                 worst = worst.max(off);
-                if !(off <= TOLERANCE) {
+                if !(off <= tolerance(&model.id)) {
                     failures.push(format!(
                         "{}/{}: output {i} is off by {off:.1e}",
                         model.id, case.name

@@ -39,8 +39,7 @@ impl CudaKernels {
         folder: impl Into<PathBuf>,
         ops: OpRegistry,
     ) -> Result<Self> {
-        let version = std::panic::catch_unwind(compiler::version).unwrap_or(None);
-        let Some(compiler) = version else {
+        let Some(compiler) = compiler::version() else {
             return Err(err!(Device, "NVRTC, which compiles kernels, was not found").with_help(
                 "install CUDA's libnvrtc (PyPI: nvidia-cuda-nvrtc-cu12) and name its folder in \
                  LD_LIBRARY_PATH",
@@ -123,10 +122,10 @@ impl Target for Ahead {
     fn prepare(&self, lowered: &Lowered, _: Precision) -> Result<()> {
         let mut missing: Vec<(&str, String)> = Vec::new();
         {
-            let mut texts = lock(&self.texts);
+            let texts = lock(&self.texts);
             for launch in &lowered.launches {
                 let text = launch.kernel.cuda(ENTRY);
-                if texts.insert(text.clone()) {
+                if !texts.contains(&text) && !missing.iter().any(|(_, other)| *other == text) {
                     missing.push((&launch.kernel.name, text));
                 }
             }
@@ -142,7 +141,9 @@ impl Target for Ahead {
                 }
             }
         });
-        made.into_iter().collect()
+        made.into_iter().collect::<Result<()>>()?;
+        lock(&self.texts).extend(missing.into_iter().map(|(_, text)| text));
+        Ok(())
     }
 
     fn lane(&self, _: &Waker) -> Result<()> {

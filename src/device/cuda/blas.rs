@@ -39,9 +39,29 @@ pub(super) fn words(refusal: CublasError) -> String {
 impl Blas {
     /// The library, if it is there and works. The context of a GPU is bound.
     pub(super) fn open() -> Option<Self> {
+        // A library that lacks a function is one that is not there.
+        std::panic::catch_unwind(Self::load).unwrap_or(None)
+    }
+
+    fn load() -> Option<Self> {
         // SAFETY: it loads and unloads the library, whose initialisers do nothing beyond it.
-        let there = unsafe { sys::is_culib_present() };
-        if there { lt::create_handle().ok().map(Self) } else { None }
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        let blas = Self(lt::create_handle().ok()?);
+        // Every function is looked up when it is first called.
+        let small = ProductCall {
+            extents: [16; 3],
+            a_by_columns: false,
+            b_by_columns: false,
+            count: 1,
+            steps: [0; 2],
+            alpha: 1.0,
+            bias: true,
+            residual: false,
+            relu: false,
+        };
+        blas.plan(small, Precision::F32).map(|_| blas)
     }
 }
 
@@ -175,6 +195,11 @@ impl Blas {
             (true, true) => Epilogue::CUBLASLT_EPILOGUE_RELU_BIAS,
         };
         desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        if call.bias {
+            // Not where it lies, but that it lies somewhere: some versions look.
+            let somewhere = 256_u64;
+            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &somewhere)?;
+        }
         let packed = |by_columns, rows, columns| match by_columns {
             true => (rows, columns),
             false => (columns, rows),

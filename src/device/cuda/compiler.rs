@@ -22,7 +22,7 @@ use crate::error::{Result, err};
 pub(super) const ENTRY: &str = "brigade";
 
 /// What a file of the folder begins with; changed when its form or the way kernels are compiled is.
-const MAGIC: &[u8; 16] = b"brigade-kernel-1";
+const MAGIC: &[u8; 16] = b"brigade-kernel-2";
 
 const DIGEST: usize = 32;
 
@@ -31,6 +31,11 @@ pub(super) type Capability = (u32, u32);
 
 /// The version of NVRTC, if it is there.
 pub(super) fn version() -> Option<(i32, i32)> {
+    // A library that lacks a function is one that is not there.
+    std::panic::catch_unwind(loaded_version).unwrap_or(None)
+}
+
+fn loaded_version() -> Option<(i32, i32)> {
     // SAFETY: it loads and unloads the library, whose initialisers are those of a compiler.
     if !unsafe { sys::is_culib_present() } {
         return None;
@@ -139,7 +144,9 @@ pub(super) fn at_once<T: Sync, R: Send>(
     let made: Mutex<Vec<(usize, Result<R>)>> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..threads.min(items.len()) {
-            scope.spawn(|| {
+            // A compiler wants more of a stack than threads have by themselves.
+            let thread = std::thread::Builder::new().stack_size(16 << 20);
+            let started = thread.spawn_scoped(scope, || {
                 // A thread that panics leaves its item out, which is told below.
                 while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed))
                     .and_then(|i| Some((i, items.get(i)?)))
@@ -149,9 +156,15 @@ pub(super) fn at_once<T: Sync, R: Send>(
                     lock(&made).push((i, done));
                 }
             });
+            if started.is_err() {
+                break;
+            }
         }
     });
     let mut made = std::mem::take(&mut *lock(&made));
+    if made.len() < items.len() {
+        return vec![Err(err!(Device, "no thread could be started to compile kernels"))];
+    }
     made.sort_by_key(|(i, _)| *i);
     made.into_iter().map(|(_, done)| done).collect()
 }
@@ -218,7 +231,13 @@ fn compile_for(
     // The program refers to the text, so it is dropped before.
     let program = Program(nvrtc::create_program(&text, None).map_err(said)?);
     let kind = if exact { "sm" } else { "compute" };
-    let options = [format!("--gpu-architecture={kind}_{major}{minor}"), "--std=c++17".to_owned()];
+    // Multiply-adds are where kernels say so: elsewhere they would differ from the CPU's by more than their
+    // order.
+    let options = [
+        format!("--gpu-architecture={kind}_{major}{minor}"),
+        "--std=c++17".to_owned(),
+        "--fmad=false".to_owned(),
+    ];
     // SAFETY: the program was created above.
     if let Err(e) = unsafe { nvrtc::compile_program(program.0, &options) } {
         if e.0 == sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION {

@@ -4,14 +4,16 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
 
 use cudarc::driver::result::DriverError;
 
 use super::blas::Blas;
 use super::compiler::{self, Capability, ENTRY, at_once};
 use super::driver::{
-    self, Answer, DeviceMemory, Event, Function, Gpu, PinnedMemory, Stream, is_out_of_memory, words,
+    self, Answer, DeviceMemory, Event, Function, Gpu, PinnedMemory, Stream, is_bad_image, is_final,
+    is_out_of_memory, words,
 };
 use crate::device::gpu::{Completion, Duties, Ended, Faults, lock};
 use crate::error::{Error, Result, err};
@@ -175,6 +177,9 @@ impl Context {
     /// A refusal as an error.
     pub(super) fn refused(&self, doing: &str, refusal: DriverError) -> Error {
         let why = words(refusal);
+        if is_final(refusal) {
+            self.faults.lose(why.clone());
+        }
         let error = match is_out_of_memory(refusal) {
             true => err!(Limit, "{doing}: {why}"),
             false => err!(Device, "{doing}: {why}"),
@@ -219,7 +224,7 @@ impl Context {
             match Function::load(&self.gpu, &image, ENTRY) {
                 Ok(function) => return Ok(Arc::new(function)),
                 // What was compiled for another driver may be refused by this one.
-                Err(_) if again && self.compiler.is_some() => {
+                Err(refusal) if again && self.compiler.is_some() && is_bad_image(refusal) => {
                     compiler::forget(text, self.capability, self.folder.as_deref());
                 }
                 Err(refusal) => return Err(self.refused(&what(), refusal)),
@@ -263,15 +268,44 @@ impl Context {
     pub(super) fn start_waiting(&self) -> Result<Arc<Duties<Duty>>> {
         let duties = Arc::new(Duties::default());
         let (to_do, faults) = (Arc::clone(&duties), Arc::clone(&self.faults));
+        let waiter = Waiter::new();
         let started = std::thread::Builder::new()
             .name(format!("{}-wait", self.name.replace(':', "-")))
-            .spawn(move || wait(&to_do, &faults));
+            .spawn(move || {
+                let _waiter = waiter;
+                wait(&to_do, &faults);
+            });
         match started {
             Ok(_) => Ok(duties),
             Err(e) => Err(err!(Device, "its waiting thread could not be started: {e}")
                 .with_device(self.name.clone())),
         }
     }
+}
+
+/// The threads that wait for items: a process that ends while one of them is in the driver may crash.
+static WAITERS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+struct Waiter;
+
+impl Waiter {
+    fn new() -> Self {
+        *lock(&WAITERS.0) += 1;
+        Self
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        *lock(&WAITERS.0) -= 1;
+        WAITERS.1.notify_all();
+    }
+}
+
+/// Waits until what was dropped has been given back to the driver, no longer than this.
+pub(super) fn settle(most: Duration) {
+    let waiters = lock(&WAITERS.0);
+    let _ = WAITERS.1.wait_timeout_while(waiters, most, |left| *left > 0);
 }
 
 /// Sees items through until the end.

@@ -25,6 +25,41 @@ pub(super) fn is_out_of_memory(refusal: DriverError) -> bool {
     refusal.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }
 
+/// Whether the image of a kernel is not one that the driver takes.
+pub(super) fn is_bad_image(refusal: DriverError) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        refusal.0,
+        R::CUDA_ERROR_INVALID_IMAGE
+            | R::CUDA_ERROR_INVALID_PTX
+            | R::CUDA_ERROR_NO_BINARY_FOR_GPU
+            | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | R::CUDA_ERROR_NOT_FOUND
+    )
+}
+
+/// Whether a refusal means that nothing works any more in this process.
+pub(super) fn is_final(refusal: DriverError) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        refusal.0,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+    )
+}
+
+/// What is not within the memory that it names.
+const BEYOND: DriverError = DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+
 /// The version of the driver as the driver counts, such as 12040 for 12.4. The driver is there.
 pub(super) fn version() -> Answer<i32> {
     result::init()?;
@@ -345,7 +380,9 @@ impl Stream {
         offset: usize,
         bytes: usize,
     ) -> Answer<()> {
-        debug_assert!(offset + bytes <= from.bytes && at + bytes <= to.bytes);
+        if offset + bytes > from.bytes || at + bytes > to.bytes {
+            return Err(BEYOND);
+        }
         // SAFETY: the part lies within the memory; the rest is the caller's.
         let part = unsafe { std::slice::from_raw_parts(from.at.as_ptr().add(offset), bytes) };
         // SAFETY: the caller's.
@@ -363,7 +400,9 @@ impl Stream {
         from: &DeviceMemory,
         bytes: usize,
     ) -> Answer<()> {
-        debug_assert!(offset + bytes <= to.bytes && bytes <= from.bytes);
+        if offset + bytes > to.bytes || bytes > from.bytes {
+            return Err(BEYOND);
+        }
         // SAFETY: the part lies within the memory; the rest is the caller's.
         let part = unsafe { std::slice::from_raw_parts_mut(to.at.as_ptr().add(offset), bytes) };
         // SAFETY: the caller's.
@@ -380,7 +419,9 @@ impl Stream {
         from: &DeviceMemory,
         bytes: usize,
     ) -> Answer<()> {
-        debug_assert!(bytes <= to.bytes && bytes <= from.bytes);
+        if bytes > to.bytes || bytes > from.bytes {
+            return Err(BEYOND);
+        }
         if Arc::ptr_eq(&to.gpu, &from.gpu) {
             // SAFETY: the caller's.
             return unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, self.raw) };

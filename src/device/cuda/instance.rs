@@ -196,6 +196,7 @@ impl Target for Context {
     }
 
     fn is_held(&self, slot: &Slot, buffer: usize) -> bool {
+        // Nobody can take it again once this slot alone has it; calls of the driver order the rest.
         Arc::strong_count(&slot.buffers[buffer]) > 1
     }
 

@@ -14,6 +14,7 @@ mod driver;
 mod instance;
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub use ahead::{CudaKernels, capability};
 use context::Context;
@@ -49,6 +50,12 @@ impl CudaDevice {
     /// is what [`Device::probe`] says.
     pub fn new(number: u32, ops: OpRegistry) -> Result<Self> {
         Ok(Self { id: DeviceId::new("cuda", number)?, number, ops, opened: OnceLock::new() })
+    }
+
+    /// Waits until what was dropped of all GPUs has been given back to the driver, no longer than `most`:
+    /// a program that ends before may crash within the driver.
+    pub fn settle(most: Duration) {
+        context::settle(most);
     }
 
     /// The numbers of the GPUs that the driver shows; 0 if it shows none.

@@ -256,7 +256,8 @@ impl<T: Target> CompiledSegment for Shared<T> {
 
     fn weight_bytes(&self) -> usize {
         let constants = self.0.graph.values().iter().filter_map(|v| v.constant.as_ref());
-        constants.map(Tensor::bytes).sum()
+        // Four bytes for each element, whatever it has on the host.
+        constants.map(|t| t.shape().elements() * 4).sum()
     }
 
     fn connect(&self, output: usize, to: &dyn CompiledSegment, input: usize) -> Result<()> {

@@ -20,7 +20,9 @@ impl Faults {
     /// The device is lost, for this reason unless there is one already.
     pub(in crate::device) fn lose(&self, why: String) {
         lock(&self.lost).get_or_insert(why);
-        for (_, waker) in lock(&self.listeners).drain() {
+        // Whoever is woken may forget a listener.
+        let listeners = std::mem::take(&mut *lock(&self.listeners));
+        for (_, waker) in listeners {
             waker.wake();
         }
     }

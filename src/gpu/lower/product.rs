@@ -204,7 +204,7 @@ pub(super) fn matmul_integer(site: &Site<'_>) -> Result<Made> {
             }
         }
     };
-    let strides = [stride(2, m, count == 1)?, stride(3, n, true)?];
+    let strides = [stride(2, m, site.shape(0)?.rank() <= 2)?, stride(3, n, true)?];
     let (batch, steps) = joined(&batch, &steps.each_ref().map(|s| signed(s)));
     let mut words = vec![word(m), word(n), word(k), word(batch.len())];
     words.extend([word(k), 1, word(n), 1, strides[0], strides[1], 0, 0]);

@@ -225,6 +225,11 @@ fn quantized(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
 /// As [`multiplied`], with one zero point a matrix, or one a row on the left and one a column on the
 /// right.
 fn multiplied_whole(node: &Node, facts: &[Option<Fact>]) -> Option<String> {
+    // The most products of two bytes whose sum has 32 bits whatever they are.
+    const DEEPEST: usize = i32::MAX as usize / (255 * 255);
+    if extents(facts, 0).and_then(|s| s.last().copied()).is_some_and(|k| k > DEEPEST) {
+        return Some(format!("it sums over more than {DEEPEST} products"));
+    }
     let points = |i: usize| extents(facts, i).map(|s| s.iter().product::<usize>());
     let stacked = extents(facts, 0).is_some_and(|s| s.len() > 2);
     if points(2).is_some_and(|n| n != 1) && stacked {

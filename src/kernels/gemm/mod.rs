@@ -212,7 +212,7 @@ pub(in crate::kernels) fn gemm_on(
         }
         (Lhs::Plain(a), Rhs::Bf16(b)) => {
             if m > 0 && n > 0 {
-                bf16::multiply(*a, b, out, epilogue, par);
+                bf16::multiply(*a, b, out, epilogue, par)?;
             }
             return Ok(());
         }

@@ -299,6 +299,10 @@ impl Projected {
             return products(io, &flat, &w.reshape([1, own, width])?)?.reshape([rows, width]);
         };
         let width = weights.cols();
+        if weights.depth() != depth {
+            let own = weights.depth();
+            bail!(Shape, "the input is {}, the weights f32[{own},{width}]", x.describe());
+        }
         let mut out = io.allocate(DType::F32, [rows, width])?;
         let threads = io.threads().for_work(rows.saturating_mul(depth).saturating_mul(width));
         let left = MatRef::row_major(x.as_slice()?, rows, depth)?;

@@ -240,6 +240,12 @@ fn cases() -> Vec<Case> {
             .input(filled(&[2], &[1_u8, 2]))
             .constant(filled(&[2], &[0_i8, 127]))
             .output(filled(&[2, 2], &[1_i32, -47_879, 127, -125])),
+        // A - [1,2] = [[9],[18]], times 3 and -1
+        case("zero points of rows, times a stack")
+            .input(filled(&[2, 1], &[10_u8, 20]))
+            .input(filled(&[2, 1, 1], &[3_i8, -1]))
+            .input(filled(&[2], &[1_u8, 2]))
+            .output(filled(&[2, 2, 1], &[27_i32, 54, -9, -18])),
         // A - [1,2] = [[-1,127,254],[-1,0,1]], B - [0,127] = [[-128,0],[1,-127],[-1,-125]]
         case("zero points of rows and columns")
             .input(a)

@@ -186,8 +186,7 @@ struct Rounded {
 }
 
 impl Rounded {
-    fn new(b: &PackedBf16) -> Self {
-        let words = b.isa.has_bf16();
+    fn new(b: &PackedBf16, words: bool) -> Self {
         let width = if words { b.pairs() } else { 2 * b.pairs() };
         Self { data: ROUNDED.take(), width, words }
     }
@@ -206,7 +205,7 @@ impl Rounded {
                 &from[..k]
             } else {
                 line.clear();
-                line.extend(from.iter().step_by(a.col_stride()).take(k));
+                line.extend((0..k).map(|p| from[p * a.col_stride()]));
                 &line
             };
             if self.words {
@@ -255,16 +254,18 @@ pub(super) fn multiply(
     mut out: MatMut<'_>,
     epilogue: &Epilogue<'_>,
     par: &dyn Parallel,
-) {
+) -> Result<(), KernelError> {
     let (m, k, n) = (a.rows(), b.k, b.n);
-    let mut rounded = Rounded::new(b);
+    // The tile of words leaves its sums where the output was, of which nothing may be needed then.
+    let takes_words = b.isa.has_bf16() && epilogue.beta == 0.0;
+    let mut rounded = Rounded::new(b, takes_words);
     if m == 1 && k > 0 && epilogue.beta == 0.0 {
         rounded.set(b.isa, &a, 0..1);
         let job = vector::Job::bf16(b, rounded.rows(1));
         job.run(&mut out, epilogue, Kernel::of(b.isa), par);
-        return;
+        return Ok(());
     }
-    let kernel = kernel(b.isa);
+    let kernel = kernel(b.isa, takes_words);
     let c_row = out.row_stride();
     let c = SharedOut::new(out.data_mut());
     let most = LEFT_BYTES / 4 / rounded.width.max(1) / kernel.rows * kernel.rows;
@@ -279,7 +280,7 @@ pub(super) fn multiply(
             true => (b.pairs(), Right::Packed(&b.words)),
             false => (k, Right::Virtual { panels: b, rows: None }),
         };
-        let Ok(left) = MatRef::new(data, rows, depth, width, 1) else { return };
+        let left = MatRef::new(data, rows, depth, width, 1)?;
         let partition = Partition::with_kernel(rows, n, par.threads(), kernel);
         for_each_part(par, partition.parts(), &|i| {
             let (rows, cols) = partition.part(i);
@@ -291,14 +292,16 @@ pub(super) fn multiply(
             unsafe { block.run(c.ptr().add(first * c_row), rows, cols) };
         });
     }
+    Ok(())
 }
 
 /// The tile that a packed operand is read by.
-fn kernel(isa: Isa) -> &'static Kernel {
+fn kernel(isa: Isa, takes_words: bool) -> &'static Kernel {
     #[cfg(target_arch = "x86_64")]
-    if isa.has_bf16() {
+    if takes_words {
         return &avx512::KERNEL;
     }
+    let _ = takes_words;
     Kernel::of(isa)
 }
 
