@@ -160,7 +160,7 @@ row "program" told "for CUDA $version"
 mkdir "$work/libraries"
 for library in libnvrtc libcublasLt; do
   at=$(find_library "$library.so.$version")
-  [ -n "$at" ] && ln -s "$at" "$work/libraries/$library.so"
+  [ -n "$(find_library "$library.so.$((25 - version))")" ] && [ -n "$at" ] && ln -s "$at" "$work/libraries/$library.so"
 done
 export LD_LIBRARY_PATH=$work/libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use brigade::{ErrorKind, Pipeline, Tensor};
 
-use super::conformance::differs;
+use super::operators::differs;
 use super::order::{chain, numbers, on_cpu};
 use super::process::{Ran, is_inside, ran};
 use super::standin;

@@ -17,6 +17,9 @@ mod failures;
 #[path = "../acceptance/models.rs"]
 mod models;
 #[cfg(feature = "cuda-12")]
+#[path = "../devices/operators.rs"]
+mod operators;
+#[cfg(feature = "cuda-12")]
 mod order;
 #[cfg(feature = "cuda-12")]
 mod process;

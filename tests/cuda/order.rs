@@ -10,7 +10,7 @@ use brigade::{
     CompileOptions, DType, DeviceId, DeviceMap, HeteroExecutable, Pipeline, Tensor, Value,
 };
 
-use super::conformance::differs;
+use super::operators::differs;
 use super::process::{is_inside, on_standin, ran};
 use super::{models, standin};
 
