@@ -1,14 +1,16 @@
 //! Products that the library computes, in each precision.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade::graph::Graph;
 use brigade::ops::builder::GraphBuilder;
 use brigade::pipeline::compile_in;
 use brigade::{CompileOptions, DType, DeviceMap, Pipeline, Precision, Registry, Tensor};
 
+use super::failures::with;
 use super::order::{cuda, numbers};
-use super::process::on_standin;
+use super::process::{is_inside, on_standin, ran};
+use super::standin;
 
 /// `count` products of `[rows,side]` with matrices of `side`, one after the other.
 fn products(rows: usize, side: usize, count: usize) -> Graph {
@@ -51,6 +53,29 @@ fn a_precision_rounds_what_products_read_and_f32_does_not() {
         // Three bits fewer.
         assert!(bf16 > 2.0 * tf32 && bf16 < 3e-2, "{bf16}");
     });
+}
+
+/// Asks the device itself for what only the library computes.
+#[test]
+fn refused() {
+    if is_inside() {
+        let registry = Registry::default();
+        let device = registry.device(&cuda(0)).unwrap();
+        let options = CompileOptions { precision: Precision::Bf16, ..CompileOptions::default() };
+        let made = device.compile(products(3, 40, 2), &options).map(drop);
+        println!("\nrefused: {}", made.err().map_or_else(String::new, |e| e.to_string()));
+    }
+}
+
+#[test]
+fn without_the_library_a_precision_is_refused_and_not_ignored() {
+    if is_inside() {
+        return;
+    }
+    let Some(folder) = standin::libraries() else { return };
+    let some = with(&folder, &["libcuda.so.1", "libnvrtc.so.12"]);
+    let ran = ran(some.path(), "products::refused", &[], Duration::from_secs(60));
+    assert!(ran.passed && ran.said.contains("does not compute in bf16"), "{}", ran.said);
 }
 
 /// For a GPU: `scripts/gpu_check.sh` runs it.

@@ -230,14 +230,8 @@ impl Device for CudaKernels {
         Ok(answers)
     }
 
-    fn compile(
-        &self,
-        mut graph: Graph,
-        options: &CompileOptions,
-    ) -> Result<Arc<dyn CompiledSegment>> {
-        gpu::optimise(&mut graph, &self.ops, options)?;
-        gpu::compile(Arc::clone(&self.target), graph, self.ops.clone(), options.precision)
-            .map_err(|e| e.with_device(self.id.to_string()))
+    fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>> {
+        gpu::compile(self, Arc::clone(&self.target), graph, &self.ops, options)
     }
 }
 

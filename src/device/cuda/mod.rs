@@ -133,14 +133,8 @@ impl Device for CudaDevice {
         Ok(answers)
     }
 
-    fn compile(
-        &self,
-        mut graph: Graph,
-        options: &CompileOptions,
-    ) -> Result<Arc<dyn CompiledSegment>> {
+    fn compile(&self, graph: Graph, options: &CompileOptions) -> Result<Arc<dyn CompiledSegment>> {
         let context = self.context().map_err(|why| why.into_error(&self.id))?;
-        let named = |e: crate::Error| e.with_device(self.id.to_string());
-        gpu::optimise(&mut graph, &self.ops, options).map_err(named)?;
-        gpu::compile(Arc::clone(context), graph, self.ops.clone(), options.precision).map_err(named)
+        gpu::compile(self, Arc::clone(context), graph, &self.ops, options)
     }
 }

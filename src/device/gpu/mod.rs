@@ -14,8 +14,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::{CompiledSegment, Support};
-use crate::error::Result;
+use super::{CompiledSegment, Device, Support, check_precision};
+use crate::error::{Error, Result};
 use crate::gpu::{Lowered, LoweringOptions};
 use crate::graph::{Fact, Graph, Node};
 use crate::ops::{CompileOptions, OpRegistry, Precision};
@@ -152,28 +152,28 @@ pub(super) fn supports_graph(graph: &Graph, answers: &mut [Support], ops: &OpReg
 ///
 /// # Errors
 /// Those of the passes.
-pub(super) fn optimise(
-    graph: &mut Graph,
-    ops: &OpRegistry,
-    options: &CompileOptions,
-) -> Result<()> {
+fn optimise(graph: &mut Graph, ops: &OpRegistry, options: &CompileOptions) -> Result<()> {
     let mut options = options.clone();
     options.disabled_passes.push("qdq".to_owned());
     crate::passes::optimise_segment(graph, ops, &options)?;
     Ok(())
 }
 
-/// A segment of a graph whose parameters are bound and whose passes have run.
+/// A segment of a graph whose parameters are bound, on the target of `device`.
 ///
 /// # Errors
-/// If a constant is too large or cannot be uploaded, or, where all extents are known, a node cannot be
-/// lowered.
+/// If the device does not compute in that precision, a constant is too large or cannot be uploaded, or,
+/// where all extents are known, a node cannot be lowered.
 pub(super) fn compile<T: Target>(
+    device: &dyn Device,
     target: Arc<T>,
-    graph: Graph,
-    ops: OpRegistry,
-    precision: Precision,
+    mut graph: Graph,
+    ops: &OpRegistry,
+    options: &CompileOptions,
 ) -> Result<Arc<dyn CompiledSegment>> {
-    let segment = segment::Segment::new(target, graph, ops, precision)?;
-    Ok(Arc::new(segment::Shared(Arc::new(segment))))
+    check_precision(device, options.precision)?;
+    let named = |e: Error| e.with_device(device.id().to_string());
+    optimise(&mut graph, ops, options).map_err(named)?;
+    let segment = segment::Segment::new(target, graph, ops.clone(), options.precision);
+    Ok(Arc::new(segment::Shared(Arc::new(segment.map_err(named)?))))
 }
